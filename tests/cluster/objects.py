@@ -72,3 +72,8 @@ def patch_status(plane: ControlPlane, name: str, body: Any, how: str = "merge") 
 def patch_lease(plane: ControlPlane, name: str, body: Any) -> None:
     """Change the Lease of a reporter."""
     patch(plane, "lease", name, body, LEASES)
+
+
+def unschedulable(pod: Mapping[str, Any]) -> bool:
+    """Whether the scheduler has found no node for a pod."""
+    return any(each.get("reason") == "Unschedulable" for each in pod["status"].get("conditions", []))

@@ -26,7 +26,7 @@ from tasks.kubernetes.manifests.device_plugins import SRIOV_DRIVER
 from tests.cluster import rendered
 from tests.cluster.conftest import LONG, Cluster, Say, is_open, joined, restore
 from tests.cluster.fleet.fleet_commands import fleet
-from tests.cluster.objects import claim_template
+from tests.cluster.objects import claim_template, unschedulable
 from tests.cluster.planes import WITH_DEVICE_TAINTS
 from tests.cluster.reporter.reporters import by_admin
 from tests.cluster.test_dra import with_kinds
@@ -141,12 +141,7 @@ class Rails:
 
     def wait_refused(self, name: str) -> None:
         """Wait until the scheduler has found no devices for a pod."""
-
-        def refused() -> bool:
-            conditions = self.pod(name)["status"].get("conditions", [])
-            return any(each.get("reason") == "Unschedulable" for each in conditions)
-
-        eventually(f"the scheduler refuses {name}", refused, LONG)
+        eventually(f"the scheduler refuses {name}", lambda: unschedulable(self.pod(name)), LONG)
 
     def wait_runs_with(self, pod: str, rails: tuple[Nic, ...]) -> None:
         """Wait until a pod runs with the netdev of a VF of each of these rails, which has carrier there."""

@@ -18,7 +18,7 @@ from lab.cluster.control_plane import ControlPlane
 from tasks.kubernetes.manifests.device_plugins import SRIOV_DRIVER, DevicePlugins, Dra, Networks
 from tasks.kubernetes.manifests.rendered import manifests
 from tests.cluster.dra_drivers import DEVICES, DRANET, GPU_DRIVER, RAILS, VFS, discovered, resource_slice
-from tests.cluster.objects import device_class, manifest
+from tests.cluster.objects import device_class, manifest, unschedulable
 from tests.cluster.reporter.reporters import STATUS, until
 from tests.lab.conftest import ROOT
 
@@ -96,12 +96,7 @@ class Claims:
 
     def wait_refused(self, name: str) -> None:
         """Wait until the scheduler has found no node for a pod."""
-
-        def refused() -> bool:
-            conditions = self._pod(name)["status"].get("conditions", [])
-            return any(each["type"] == "PodScheduled" and each.get("reason") == "Unschedulable" for each in conditions)
-
-        until(refused, f"the scheduler finds no node for {name}", DEADLINE)
+        until(lambda: unschedulable(self._pod(name)), f"the scheduler finds no node for {name}", DEADLINE)
 
     def taint(self, rails: Collection[str]) -> None:
         """Make the rules that the Node's reporter makes while these rails are bad."""

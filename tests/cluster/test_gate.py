@@ -6,6 +6,7 @@ from lab.cluster import join, manifests
 from lab.cluster.control_plane import ControlPlane
 from lab.node import Node
 from tests.cluster.conftest import LONG, Cluster, joined, restore
+from tests.cluster.objects import unschedulable
 from tests.lab.conftest import eventually, wait_ready
 from tests.lab.test_gate import BLOCKER, VERIFIED, first_said_at, started, unit
 
@@ -14,11 +15,6 @@ TAINT = {"key": "readiness.k8s.io/trackbed", "effect": "NoSchedule"}
 
 def phase(plane: ControlPlane, pod: str) -> str:
     return str(plane.get("pod", pod)["status"]["phase"])
-
-
-def unschedulable(plane: ControlPlane, pod: str) -> bool:
-    conditions = plane.get("pod", pod)["status"].get("conditions", [])
-    return any(condition.get("reason") == "Unschedulable" for condition in conditions)
 
 
 def plugin_pods(plane: ControlPlane, node: str) -> list[dict[str, Any]]:
@@ -59,7 +55,7 @@ def test_a_fresh_node_registers_tainted_and_gets_nothing_to_run(fresh_cluster: C
     assert not {"rdma", "trackbed.internal/ready"} & plane.get("node", name)["metadata"]["labels"].keys()
     selector = {"kubernetes.io/hostname": name}
     plane.apply(manifests.pod("wants-rdma", ["sleep", "infinity"], rdma=1, selector=selector))
-    eventually("the scheduler's refusal", lambda: unschedulable(plane, "wants-rdma"))
+    eventually("the scheduler's refusal", lambda: unschedulable(plane.get("pod", "wants-rdma")))
     assert phase(plane, "wants-rdma") == "Pending"
     assert plugin_pods(plane, name) == []
     plane.kubectl("delete", "pod", "wants-rdma", "--wait=false")

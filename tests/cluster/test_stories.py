@@ -10,7 +10,8 @@ from lab import Node
 from lab.cluster import join, manifests
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, Member, condition, is_open, joined, restore, tainted
-from tests.cluster.test_gate import phase, plugin_pods, unschedulable
+from tests.cluster.objects import unschedulable
+from tests.cluster.test_gate import phase, plugin_pods
 from tests.lab.conftest import eventually
 from tests.lab.test_gate import BLOCKER, VERIFIED, first_said_at, started, unit
 
@@ -155,7 +156,7 @@ def test_a_pod_that_wants_a_device_waits_for_a_node_that_has_lost_readiness(memb
     node.sh("systemctl stop trackbed")
     eventually("the taint", lambda: tainted(plane, name), LONG)
     plane.apply(manifests.pod("waits", ["ibv_devices"], rdma=1, selector={"kubernetes.io/hostname": name}))
-    eventually("the scheduler's refusal", lambda: unschedulable(plane, "waits"))
+    eventually("the scheduler's refusal", lambda: unschedulable(plane.get("pod", "waits")))
     node.sh("systemctl start trackbed")
     run_to_end(plane, "waits")
     plane.kubectl("delete", "pod", "waits", "--wait=false")

@@ -27,3 +27,13 @@ def sh(
     done = ran(script(text, *map(str, arguments)), programs, cwd, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+def process(root: Path, pid: int, name: str, *opened: str, cgroup: str = "0::/") -> None:
+    """Make the files of /proc of a process that has these files open."""
+    folder = root / f"proc/{pid}/fd"
+    folder.mkdir(parents=True)
+    (folder.parent / "comm").write_text(f"{name}\n")
+    (folder.parent / "cgroup").write_text(f"{cgroup}\n")
+    for number, path in enumerate(opened):
+        (folder / str(number)).symlink_to(path)

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.drivers.ofed.users import PEER_MEMORY, STORAGE
 from tasks.reboot_users import _USERS, RebootUsers
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import process, sh
 from tests.stand_ins import program
 
 POD = "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope"
@@ -21,22 +21,13 @@ def users(root: Path, of: str) -> list[str]:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A node with a program of its own and one of a pod, each with a GPU and an RDMA device, and with storage of both."""
-
-    def process(pid: int, name: str, cgroup: str, *opened: str) -> None:
-        folder = tmp_path / f"proc/{pid}/fd"
-        folder.mkdir(parents=True)
-        (folder.parent / "comm").write_text(f"{name}\n")
-        (folder.parent / "cgroup").write_text(f"{cgroup}\n")
-        for number, path in enumerate(opened):
-            (folder / str(number)).symlink_to(path)
-
-    system = "0::/system.slice/a.service"
-    process(1, "systemd", "0::/init.scope")
-    process(20, "nvidia-persiste", "0::/system.slice/nvidia-persistenced.service", "/dev/nvidiactl")
-    process(21, "nv-hostengine", system, "/dev/nvidiactl")
-    process(30, "python3", system, "/dev/nvidia0", "/dev/infiniband/uverbs0")
-    process(31, "nvidia-device-p", POD, "/dev/nvidiactl", "/dev/infiniband/uverbs1")
-    process(32, "qemu (x) y", system, "/dev/vfio/12")
+    system, daemon = "0::/system.slice/a.service", "0::/system.slice/nvidia-persistenced.service"
+    process(tmp_path, 1, "systemd", cgroup="0::/init.scope")
+    process(tmp_path, 20, "nvidia-persiste", "/dev/nvidiactl", cgroup=daemon)
+    process(tmp_path, 21, "nv-hostengine", "/dev/nvidiactl", cgroup=system)
+    process(tmp_path, 30, "python3", "/dev/nvidia0", "/dev/infiniband/uverbs0", cgroup=system)
+    process(tmp_path, 31, "nvidia-device-p", "/dev/nvidiactl", "/dev/infiniband/uverbs1", cgroup=POD)
+    process(tmp_path, 32, "qemu (x) y", "/dev/vfio/12", cgroup=system)
     mounts = [
         "/dev/vda / ext4 rw 0 0",
         "a:/ /data nfs4 rw,proto=rdma 0 0",

@@ -4,17 +4,7 @@ import pytest
 
 from lab import MACHINES, Node
 from tests.boots import reboot
-from tests.lab.conftest import (
-    condition,
-    eventually,
-    ready,
-    report,
-    settled,
-    spec,
-    take_up,
-    wait_first_pass,
-    wait_ready,
-)
+from tests.lab.conftest import condition, eventually, ready, report, settled, spec, take_up, wait_first_pass, wait_ready
 
 PF, OTHER = MACHINES[0].nics
 SYSFS = f"/sys/bus/pci/devices/{PF.pci}"

@@ -37,16 +37,6 @@ def test_a_heartbeat_in_the_nodes_own_wrong_time_counts(plane: ControlPlane) -> 
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_a_node_whose_kubelet_is_lost_is_not_ready(plane: ControlPlane) -> None:
-    make_node(plane, "a")
-    lost = [{**one, "status": "Unknown"} if one["type"] == "Ready" else one for one in conditions("True")]
-    patch_status(plane, "a", {"status": {"conditions": lost}})
-    done = fleet(plane, "status")
-    assert done.code == 2
-    assert "KubeletNotReady: the kubelet's condition Ready is Unknown" in done.out
-
-
-@pytest.mark.usefixtures("no_nodes")
 def test_a_node_that_was_deleted_is_shown(plane: ControlPlane, tmp_path: Path) -> None:
     for name in ("a", "b"):
         make_node(plane, name)

@@ -6,19 +6,7 @@ from attrs import frozen
 
 from agent.reporter.kubernetes.api import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
 from tests.cluster.reporter.reporters import STATUS
-from tests.cluster.reporter.thief import (
-    APPLY,
-    OTHER,
-    OURS,
-    OWN,
-    OWNER,
-    READY,
-    THEIRS,
-    add,
-    remove,
-    status,
-    taints,
-)
+from tests.cluster.reporter.thief import APPLY, OTHER, OURS, OWN, OWNER, READY, THEIRS, add, remove, status, taints
 
 
 @frozen

@@ -10,7 +10,15 @@ from agent.report.records import NicVerdict
 from agent.reporter.settings import Quarantine
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.fleet.fleet_commands import fleet
-from tests.cluster.objects import RESOURCE, device_class, manifest, patch_status, resource_slice, vf_device
+from tests.cluster.objects import (
+    RESOURCE,
+    device_class,
+    manifest,
+    patch_status,
+    resource_slice,
+    unschedulable,
+    vf_device,
+)
 from tests.cluster.reporter.reporters import STATUS, Reporter, until
 from tests.cluster.reporter.test_device_rules import SRIOV, plane, rules, start
 
@@ -52,12 +60,6 @@ def given(plane: ControlPlane, name: str) -> str:
     return str(results[0]["device"]) if results else ""
 
 
-def waits(plane: ControlPlane, name: str) -> bool:
-    """Whether the scheduler has found no device for a pod."""
-    conditions = plane.get("pod", name)["status"].get("conditions", [])
-    return any(each["type"] == "PodScheduled" and each["status"] == "False" for each in conditions)
-
-
 def test_a_claim_gets_a_good_rail_and_one_for_a_bad_rail_waits_until_that_is_repaired(
     plane: ControlPlane, start: Callable[..., Reporter]
 ) -> None:
@@ -68,7 +70,7 @@ def test_a_claim_gets_a_good_rail_and_one_for_a_bad_rail_waits_until_that_is_rep
     claim(plane, "first", reporter.name)
     assert until(lambda: given(plane, "first"), "the first claim gets a VF") == VF1
     claim(plane, "second", reporter.name)
-    until(lambda: waits(plane, "second"), "the second one waits")
+    until(lambda: unschedulable(plane.get("pod", "second")), "the second one waits")
     assert given(plane, "second") == ""
     reporter.say(True, nics=(RAIL0, RAIL1))
     assert until(lambda: given(plane, "second"), "it gets the VF of the rail that was repaired") == VF0

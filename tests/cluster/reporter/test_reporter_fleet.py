@@ -97,11 +97,7 @@ class Fleet:
 
     @classmethod
     def start(
-        cls,
-        plane: ControlPlane,
-        folder: Path,
-        quarantine: Quarantine | None = None,
-        nics: tuple[NicVerdict, ...] = (),
+        cls, plane: ControlPlane, folder: Path, quarantine: Quarantine | None = None, nics: tuple[NicVerdict, ...] = ()
     ) -> "Fleet":
         for first in range(0, FLEET, BATCH):
             plane.apply(*map(node, NAMES[first : first + BATCH]))

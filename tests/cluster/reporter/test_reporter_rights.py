@@ -13,18 +13,7 @@ from lab.cluster.control_plane import ControlPlane
 from tests.cluster.objects import manifest, patch, patch_status
 from tests.cluster.reporter.forbidden_writes import ATTACKS, KINDS, Attack
 from tests.cluster.reporter.reporters import by_token
-from tests.cluster.reporter.thief import (
-    APPLY,
-    OURS,
-    OWN,
-    READY,
-    THEIRS,
-    Thief,
-    add,
-    labels,
-    remove,
-    status,
-)
+from tests.cluster.reporter.thief import APPLY, OURS, OWN, READY, THEIRS, Thief, add, labels, remove, status
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -102,10 +102,7 @@ def connect(settings: dict[str, Any], name: str) -> Any:
 
 @pytest.mark.parametrize(
     ("config", "ways"),
-    [
-        pytest.param(ONE, [], id="kubespray-1287"),
-        pytest.param(TWO, ["inner.invalid"], id="pyinfra-1963"),
-    ],
+    [pytest.param(ONE, [], id="kubespray-1287"), pytest.param(TWO, ["inner.invalid"], id="pyinfra-1963")],
 )
 def test_hosts_behind_bastions_are_reached_and_each_key_is_noted_once(
     tmp_path: Path, replace: Callable[..., None], config: str, ways: list[str]

@@ -284,13 +284,7 @@ def test_a_host_that_allows_one_session_fails_before_it_is_changed(tmp_path: Pat
     assert "[127.0.0.1] sshd allows only one session" in refused(tmp_path, OneSession())
 
 
-@pytest.mark.parametrize(
-    "offered",
-    [
-        pytest.param(False, id="pyinfra-499"),
-        pytest.param(True, id="devlib-546"),
-    ],
-)
+@pytest.mark.parametrize("offered", [pytest.param(False, id="pyinfra-499"), pytest.param(True, id="devlib-546")])
 def test_a_host_without_sftp_fails_before_it_is_changed(tmp_path: Path, offered: bool) -> None:
     assert "[127.0.0.1] sshd offers no sftp" in refused(tmp_path, NoSftp(offered))
 

@@ -169,9 +169,7 @@ def test_what_needs_a_reload_waits_while_that_would_take_gpus(
     assert any("deferred: " in line and "(cri-containerd-a.scope)" in line for line in result.log)
 
 
-STOPPED: Answers = {
-    of(units.UnitStates): ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "],
-}
+STOPPED: Answers = {of(units.UnitStates): ["ActiveState=inactive LoadState=loaded UnitFileState=disabled "]}
 STARTED: Answers = {
     of(AgentService): ["ActiveState=active", "UnitFileState=disabled", "NeedDaemonReload=no"],
     **file_answers(COMMAND, agent.launcher_text(INTERPRETERS[0]), mode="-rwxr-xr-x"),

@@ -9,25 +9,18 @@ from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import fabric, services, versions
 from tasks.drivers.gpu_driver import modules as driver_modules
 from tasks.packages import _AVAILABLE, AvailableVersions, Family
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import process, sh
 from tests.stand_ins import program
 
 
 def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
-    def process(pid: int, name: str, *opened: str, unit: str = "") -> None:
-        folder = tmp_path / f"proc/{pid}/fd"
-        folder.mkdir(parents=True)
-        (folder.parent / "cgroup").write_text(f"0::/{unit}\n")
-        (folder.parent / "comm").write_text(f"{name}\n")
-        for number, path in enumerate(opened):
-            (folder / str(number)).symlink_to(path)
-
-    process(1, "systemd", "/dev/null")
-    process(20, "nvidia-persiste", "/dev/nvidiactl", unit="system.slice/nvidia-persistenced.service")
-    process(21, "nv-fabricmanage", "/dev/nvidia-nvswitchctl", unit="system.slice/nvidia-fabricmanager.service")
-    process(30, "python3", "/dev/null", "/dev/nvidia0", "/dev/nvidia-uvm")
-    process(31, "a b", "/dev/nvidia-caps/nvidia-cap1")
-    process(32, "cat", "/home/x/dev/nvidia0")
+    unit = "0::/system.slice/nvidia-{}.service"
+    process(tmp_path, 1, "systemd", "/dev/null")
+    process(tmp_path, 20, "nvidia-persiste", "/dev/nvidiactl", cgroup=unit.format("persistenced"))
+    process(tmp_path, 21, "nv-fabricmanage", "/dev/nvidia-nvswitchctl", cgroup=unit.format("fabricmanager"))
+    process(tmp_path, 30, "python3", "/dev/null", "/dev/nvidia0", "/dev/nvidia-uvm")
+    process(tmp_path, 31, "a b", "/dev/nvidia-caps/nvidia-cap1")
+    process(tmp_path, 32, "cat", "/home/x/dev/nvidia0")
     (tmp_path / "proc/40").mkdir()
     assert driver_modules.GpuUsers().process(sh(driver_modules._USERS, tmp_path)) == ["python3 (30)", "a b (31)"]
 

@@ -5,18 +5,7 @@ from pathlib import Path
 from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import services
 from tests.deploy.conftest import Node, files
-from tests.deploy.drivers.gpu_node import (
-    HEADER,
-    IN_MEMORY,
-    PREFIX,
-    STALE,
-    STATE,
-    USERS,
-    VERSION,
-    due,
-    there,
-    wants,
-)
+from tests.deploy.drivers.gpu_node import HEADER, IN_MEMORY, PREFIX, STALE, STATE, USERS, VERSION, due, there, wants
 from tests.deploy.scripts import ran
 from tests.stand_ins import program
 

@@ -383,10 +383,7 @@ def test_a_node_that_deploys_itself_needs_the_bundle_only_to_install_it(node: No
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"sha256": "0" * 64}, "has "),
-        ({"bundle": "/absent.tgz"}, "mlnx_ofed.bundle: /absent.tgz: No such"),
-    ],
+    [({"sha256": "0" * 64}, "has "), ({"bundle": "/absent.tgz"}, "mlnx_ofed.bundle: /absent.tgz: No such")],
 )
 def test_a_bundle_with_another_checksum_stops_the_deploy(
     node: Node, given: dict[str, Any], change: dict[str, str], message: str

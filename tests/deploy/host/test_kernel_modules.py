@@ -97,10 +97,7 @@ def test_if_the_kernel_has_no_such_module_the_error_says_which_package_may_have_
 
 @pytest.mark.parametrize(
     ("line", "code"),
-    [
-        pytest.param("install /bin/true", 0, id="lisa-4106"),
-        pytest.param("install /bin/false", 1, id="kmod-440"),
-    ],
+    [pytest.param("install /bin/true", 0, id="lisa-4106"), pytest.param("install /bin/false", 1, id="kmod-440")],
 )
 def test_a_line_by_which_modprobe_loads_nothing_is_named(tmp_path: Path, line: str, code: int) -> None:
     program(tmp_path / "modprobe", f'case $1 in --dry-run) echo "{line}" ;; *) exit {code} ;; esac')

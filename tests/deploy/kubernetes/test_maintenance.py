@@ -286,10 +286,7 @@ def test_the_maintenance_of_somebody_else_is_left_alone(host: Node, cluster: Clu
 
 @pytest.mark.parametrize(
     ("pods", "why"),
-    [
-        ([pod("job").to_dict() | {"spec": 5}], "job cannot be read"),
-        (["no pod"], "gives no answer of an API server"),
-    ],
+    [([pod("job").to_dict() | {"spec": 5}], "job cannot be read"), (["no pod"], "gives no answer of an API server")],
 )
 def test_pods_that_cannot_be_read_defer_the_reboot(host: Node, cluster: Cluster, pods: list[Any], why: str) -> None:
     cluster.pods = pods

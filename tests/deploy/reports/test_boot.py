@@ -13,7 +13,7 @@ from agent.spec.node import HugepagePool, from_mapping
 from tasks.common.commands import script
 from tasks.host import boot, kubelet_states, sysctls
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
-from tests.deploy.host.test_boot import ARGUMENTS, GRUBBY, REQUESTS, configure
+from tests.deploy.host.test_boot import ARGUMENTS, REQUESTS, configure
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
@@ -45,41 +45,21 @@ def test_an_image_s_own_arguments_do_not_replace_ours(tmp_path: Path, other: str
     assert set_by_grub(tmp_path, other) == "\tlinux\t/boot/vmlinuz ro console=ttyS0 iommu=pt\n"
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        pytest.param("hetzner.cfg", id="installimage-39"),
-        pytest.param("99-opennebula-settings.cfg", id="addon-context-linux-100"),
-    ],
-)
-def test_a_file_that_replaces_our_arguments_is_an_error(tmp_path: Path, other: str) -> None:
+def test_a_file_that_replaces_our_arguments_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         AssertionError, match=r"GRUB did not set the kernel argument iommu=pt: the next boot has ro con.*"
     ):
-        set_by_grub(tmp_path, other)
+        set_by_grub(tmp_path, "hetzner.cfg")
 
 
 @pytest.mark.parametrize(
-    "entry",
-    [
-        pytest.param("ro quiet", id="grubby-55"),
-        pytest.param("ro $kernelopts", id="osbuild-composer-2129"),
-    ],
+    "entry", [pytest.param("ro quiet", id="grubby-55"), pytest.param("ro $kernelopts", id="osbuild-composer-2129")]
 )
 def test_a_new_kernel_s_entry_without_the_arguments_gets_them_by_the_next_deploy(node: Node, entry: str) -> None:
     node.data = {"boot": {"arguments": ["iommu=pt"]}}
     there = ["running ro quiet iommu=pt", "loader grubby", f"next {entry}", "ours iommu=pt"]
     result = node.deploy(configure, {**ROCKY_9, ARGUMENTS: there, REQUESTS: ["boot-1"]})
     assert result.commands["Boot | Kernel arguments"] == [str(script(boot._GRUBBY, boot.GRUBBY_STATE, "iommu=pt", ""))]
-
-
-def test_where_entries_have_their_own_arguments_grubby_sets_them_in_each(node: Node) -> None:
-    """grub2-mkconfig leaves the entries as they are."""
-    node.data = {"boot": {"arguments": ["iommu=pt"]}}
-    answers = {**ROCKY_9, **GRUBBY}
-    (command, _) = node.deploy(configure, answers).commands["Boot | Kernel arguments"]
-    assert "grubby --update-kernel=ALL --args=" in command
-    assert "grub2-mkconfig" not in command
 
 
 @pytest.mark.parametrize(

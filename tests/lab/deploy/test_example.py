@@ -57,10 +57,7 @@ def test_a_node_for_spark_and_horovod(node: Node, tmp_path: Path) -> None:
     assert changed(deploy(tmp_path, group, device_plugins=plugins)) == []
     assert ready(node)
     assert condition(node, "RdmaDevices")["status"] == "True"
-    assert labels(node) == {
-        **VFS_WITH_RDMA,
-        "workload": "spark",
-    }
+    assert labels(node) == {**VFS_WITH_RDMA, "workload": "spark"}
     assert "LimitMEMLOCK=infinity" in node.sh("cat /etc/systemd/system/containerd.service.d/*trackbed*.conf")
     pools = json.loads(config((tmp_path / "manifests" / "sriov-device-plugin.yaml").read_text()))["resourceList"]
     assert [pool["resourceName"] for pool in pools] == ["vf_rdma"]
@@ -102,11 +99,7 @@ def test_a_gpu_node_with_roce_rails(node: Node, tmp_path: Path) -> None:
         )
         assert changed(deploy(tmp_path, ("connectx_roce", "own_cluster"), **given)) == []
     assert ready(node)
-    assert labels(node) == {
-        "rdma": "hca",
-        **VFS_WITH_RDMA,
-        "gpu-use-type": "exclusive",
-    }
+    assert labels(node) == {"rdma": "hca", **VFS_WITH_RDMA, "gpu-use-type": "exclusive"}
     devices_of_nccl(node)
     assert "nvidia-container-runtime" in node.sh("containerd config dump")
     kinds = [

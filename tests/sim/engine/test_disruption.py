@@ -189,10 +189,7 @@ def converge_with(
     kernel: Kernel, wanted: NodeSpec, wait_until_published: Callable[[Change], None], clock: Callable[[], float]
 ) -> Pass:
     return converge(
-        kernel.machine(),
-        Goal(wanted),
-        Memory(clock),
-        callbacks=Callbacks(wait_until_published=wait_until_published),
+        kernel.machine(), Goal(wanted), Memory(clock), callbacks=Callbacks(wait_until_published=wait_until_published)
     )
 
 

@@ -13,11 +13,11 @@ from agent.hardware.placement import from_mask
 from agent.kinds.irqs import FULL
 from agent.report.names import CPU_CLAIMS, KUBELET_CPUS
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges, parse_ranges
 from tests.sim.kernel import Kernel
-from tests.sim.passes import again, condition, settle, spec_of
-from tests.sim.two_nics import PF0, PF1, two_nics
+from tests.sim.kinds.test_placement import spec
+from tests.sim.passes import again, condition, settle
+from tests.sim.two_nics import PF0, two_nics
 
 STATE = KUBELET_CPUS[0]
 CGROUPS = "/sys/fs/cgroup"
@@ -65,11 +65,6 @@ NONE = {"policyName": "static", "defaultCpuSet": "0-15", "checksum": 1353318690}
 @pytest.fixture
 def kernel() -> Kernel:
     return two_nics(cpus=16)
-
-
-def spec(**more: object) -> NodeSpec:
-    nics = [{"name": f"rail{number}", "select": {"pci": pci}} for number, pci in enumerate((PF0, PF1))]
-    return spec_of(*[{**nic, "vfs": {"count": 5}} for nic in nics], **more)
 
 
 def give(kernel: Kernel, pods: Mapping[str, str]) -> None:
@@ -196,20 +191,6 @@ def test_a_damaged_file_of_the_kubelet_moves_nothing_and_is_named(kernel: Kernel
     assert served(kernel) == before
 
 
-def test_a_cgroup_that_cannot_be_read_moves_nothing_and_is_named(kernel: Kernel) -> None:
-    partition = f"{CGROUPS}/rt.slice/cpuset.cpus.partition"
-    kernel.tree.put(partition, "isolated")
-    kernel.tree.put(f"{CGROUPS}/rt.slice/cpuset.cpus.effective", "1-2")
-    result = settle(kernel, spec())
-    during = served(kernel)
-    kernel.unreadable.add(partition)
-    result = settle(kernel, spec(), result)
-    assert (served(kernel), is_ready(result.conditions)) == (during, True)
-    assert unknown_by(result, partition)
-    kernel.unreadable.clear()
-    assert condition(settle(kernel, spec(), result), "QueueInterrupts").reason == "Recognised"
-
-
 PARTITION = f"{CGROUPS}/rt.slice/cpuset.cpus.partition"
 CLAIM = CPU_CLAIMS.replace("*", "claim")
 # By the file of each source of owners: its text while it owns CPUs of its own.
@@ -238,7 +219,9 @@ def test_a_source_of_owners_that_cannot_be_read_keeps_its_cpus_and_the_other_sou
     result = settle(kernel, spec(), result)
     serving = frozenset().union(*served(kernel).values())
     assert ({1, 2, 3} - serving, unknown_by(result, broken)) == ({OWNED[broken]}, True)
+    assert is_ready(result.conditions)
     kernel.unreadable.clear()
+    assert condition(settle(kernel, spec(), result), "QueueInterrupts").reason == "Recognised"
     kernel.tree.remove(broken)
     assert is_ready(settle(kernel, spec(), result).conditions)
     assert served(kernel) == before

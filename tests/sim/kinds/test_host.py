@@ -136,13 +136,6 @@ def test_a_sysctl_that_this_kernel_lacks_is_unsupported_after_its_grace_period(
     assert not is_ready(result.conditions)
 
 
-def test_a_sysctl_that_comes_with_its_netdev_is_set_then(kernel: Kernel) -> None:
-    failures, wanted = Failures(), {"net.ipv4.conf.rail0v1.rp_filter": "2"}
-    settle(kernel, sysctls=wanted, failures=failures)
-    kernel.tree.put("/proc/sys/net/ipv4/conf/rail0v1/rp_filter", "0")
-    assert is_ready(settle(kernel, sysctls=wanted, failures=failures, now=5.0).conditions)
-
-
 def test_a_sysctl_that_comes_late_with_its_module_is_set_then(kernel: Kernel) -> None:
     """nf_conntrack is loaded after the sysctls were set (https://github.com/coreos/bugs/issues/785)."""
     failures, wanted = Failures(), {"net.netfilter.nf_conntrack_max": "131072"}

@@ -35,9 +35,9 @@ def kernel() -> Kernel:
 ONE = spec_of({"name": "rail0", "select": {"pci": PF0}})
 
 
-def spec(count: int = 5) -> NodeSpec:
+def spec(count: int = 5, **more: object) -> NodeSpec:
     nics = [{"name": f"rail{number}", "select": {"pci": pci}} for number, pci in enumerate((PF0, PF1))]
-    return spec_of(*[{**nic, "vfs": {"count": count}} for nic in nics])
+    return spec_of(*[{**nic, "vfs": {"count": count}} for nic in nics], **more)
 
 
 def cpus_of(kernel: Kernel) -> list[str]:

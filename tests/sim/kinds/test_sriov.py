@@ -66,10 +66,6 @@ def test_a_priority_given_later_leaves_the_vlan_and_the_other_way_round(kernel: 
     assert (vf_attributes(kernel, 1)["vlan"], vf_attributes(kernel, 1)["qos"]) == (100, 5)
     assert is_ready(settle(kernel, spec(group(vlan=200))).conditions)
     assert (vf_attributes(kernel, 1)["vlan"], vf_attributes(kernel, 1)["qos"]) == (200, 5)
-
-
-def test_an_untagged_vf_has_no_priority_either(kernel: Kernel) -> None:
-    settle(kernel, spec(group(vlan=100, qos=5)))
     assert is_ready(settle(kernel, spec(group(vlan=0))).conditions)
     assert (vf_attributes(kernel, 1)["vlan"], vf_attributes(kernel, 1)["qos"]) == (0, 0)
 

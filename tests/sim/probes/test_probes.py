@@ -124,17 +124,6 @@ def test_a_driver_s_reload_sets_counters_back_and_is_no_error(node: Node) -> Non
     assert node.look()["ErrorCounters"].status == "True"
 
 
-def test_errors_of_an_rdma_port_count_and_missing_counters_do_not(node: Node) -> None:
-    node.kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/infiniband/mlx5_0/node_type", "1: CA")
-    port = "/sys/class/infiniband/mlx5_0/ports/1"
-    node.kernel.tree.put(f"{port}/counters/symbol_error", "N/A (no PMA)")
-    node.kernel.tree.put(f"{port}/hw_counters/packet_seq_err", "0")
-    assert node.look()["ErrorCounters"].status == "True"
-    node.kernel.tree.put(f"{port}/hw_counters/packet_seq_err", "5")
-    node.now += 60
-    assert "mlx5_0/1 packet_seq_err +5" in node.look()["ErrorCounters"].message
-
-
 def test_an_unsynchronised_clock_is_a_warning(node: Node) -> None:
     node.kernel.host.disciplined = False
     assert state(node.look()["ClockSynchronised"]) == ("False", "NotSynchronised", "warn")

@@ -82,11 +82,14 @@ def test_a_nic_that_fell_off_the_bus_does_not_hide_the_others(node: Node) -> Non
         pytest.param("rdmap16s27", "retrans_timeout_events", id="nvsentinel-1325"),
         pytest.param("rdmap16s27", "unresponsive_remote_events", id="awsome-distributed-ai-885"),
         ("mana_0", "requester_timeout"),
+        ("mlx5_0", "packet_seq_err"),
     ],
 )
 def test_errors_of_a_port_count_by_the_names_that_its_driver_gives_them(node: Node, device: str, counter: str) -> None:
     node.kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/infiniband/{device}/node_type", "1: CA")
-    path = f"/sys/class/infiniband/{device}/ports/1/hw_counters/{counter}"
+    port = f"/sys/class/infiniband/{device}/ports/1"
+    node.kernel.tree.put(f"{port}/counters/symbol_error", "N/A (no PMA)")
+    path = f"{port}/hw_counters/{counter}"
     node.kernel.tree.put(path, "3")
     assert node.look()["ErrorCounters"].status == "True"
     node.kernel.tree.put(path, "5")

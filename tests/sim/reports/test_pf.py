@@ -80,13 +80,7 @@ def test_a_pf_that_is_called_otherwise_is_the_same_nic(node: Node, name: str) ->
 # --- what moves a PF ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "back_as",
-    [
-        pytest.param("eth1", id="dranet-33"),
-        pytest.param(NAME0, id="dranet-245"),
-    ],
-)
+@pytest.mark.parametrize("back_as", [pytest.param("eth1", id="dranet-33"), pytest.param(NAME0, id="dranet-245")])
 def test_a_pf_that_was_in_a_pod_has_its_settings_and_address_again(node: Node, back_as: str) -> None:
     nic = {"mtu": 9000, "rail": 0, "addresses": ["10.0.0.1/24"]}
     assert is_settled(node.follow(nic))
@@ -146,11 +140,7 @@ def test_a_vf_that_is_still_being_reset_is_set_in_a_later_pass(node: Node, field
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(errno.EIO, id="irqbalance-271"),
-        pytest.param(errno.EPERM, id="irqbalance-336"),
-    ],
+    "number", [pytest.param(errno.EIO, id="irqbalance-271"), pytest.param(errno.EPERM, id="irqbalance-336")]
 )
 def test_an_interrupt_that_the_kernel_places_itself_is_named_and_left_alone(node: Node, number: int) -> None:
     node.kernel.fault = refusing(number, IRQ)

@@ -153,10 +153,7 @@ NO_GUID = "0000:0000:0000:0000"
 
 @pytest.mark.parametrize(
     "autoprobe",
-    [
-        pytest.param("1", id="sriov-network-operator-267"),
-        pytest.param("0", id="openshift-sriov-network-operator-219"),
-    ],
+    [pytest.param("1", id="sriov-network-operator-267"), pytest.param("0", id="openshift-sriov-network-operator-219")],
 )
 def test_vfs_on_ethernet_have_node_guids(autoprobe: str) -> None:
     kernel, node = roce_vfs()

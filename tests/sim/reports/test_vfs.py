@@ -48,14 +48,13 @@ def test_what_a_pod_left_on_its_vf_is_put_right(node: Node, left_by_pod: dict[st
     assert node.kernel.vfs(PF0) == before
 
 
-@pytest.mark.parametrize("count", [pytest.param(4, id="harvester-6954"), pytest.param(7, id="lxd-8431")])
-def test_vfs_have_addresses_of_their_own_which_a_reboot_keeps(node: Node, tmp_path: Path, count: int) -> None:
-    assert is_settled(node.follow({"vfs": {"count": count}}))
+def test_vfs_have_addresses_of_their_own_which_a_reboot_keeps(node: Node, tmp_path: Path) -> None:
+    assert is_settled(node.follow({"vfs": {"count": 4}}))
     own = [each.mac for each in node.kernel.vfs(PF0)]
-    assert len({*own, "00:00:00:00:00:00"}) == count + 1
+    assert len({*own, "00:00:00:00:00:00"}) == 4 + 1
     assert [node.kernel.netdev(function).mac for function in vf_addresses(node.kernel.files, PF0).values()] == own
     rebooted = Node(two_nics(), tmp_path / "originals.json")
-    assert is_settled(rebooted.follow({"vfs": {"count": count}}))
+    assert is_settled(rebooted.follow({"vfs": {"count": 4}}))
     assert [each.mac for each in rebooted.kernel.vfs(PF0)] == own
 
 
@@ -227,16 +226,13 @@ def test_a_rate_that_the_driver_does_not_know_is_named(node: Node, rates: dict[s
     assert all(said in each.error and "take m" in each.remedy for each in outcomes)
 
 
-def test_a_vf_that_a_plugin_knows_by_its_iommu_group_is_in_use(node: Node) -> None:
-    """KubeVirt's pod is given the group long before the virtual machine opens it."""
-    node.follow({"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}})
-    node.kernel.host.allocated = {"102": ("vms/virt-launcher-a",)}
-    why = [error for field, result, error in left(node.follow({"vfs": {"count": 6}})) if field == "count"]
-    assert why == [f"it would disturb pod vms/virt-launcher-a by IOMMU group 102 ({PF0}#1)"]
-
-
 @pytest.mark.parametrize(
-    ("group", "waits"), [pytest.param("999", False, id="sriov-network-device-plugin-451"), ("102", True)]
+    ("group", "waits"),
+    [
+        pytest.param("999", False, id="sriov-network-device-plugin-451"),
+        # KubeVirt's pod is given the group long before the virtual machine opens it.
+        pytest.param("102", True, id="kubevirt-11412"),
+    ],
 )
 def test_a_group_of_the_boot_before_is_no_user_unless_another_vf_has_its_number(
     node: Node, group: str, waits: bool
@@ -244,7 +240,8 @@ def test_a_group_of_the_boot_before_is_no_user_unless_another_vf_has_its_number(
     """The kubelet remembers the devices of a pod over a reboot, which numbers the groups anew."""
     node.follow({"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}})
     node.kernel.host.allocated = {group: POD}
-    assert bool(left(node.follow({"vfs": {"count": 6}}))) is waits
+    why = [error for field, _, error in left(node.follow({"vfs": {"count": 6}})) if field == "count"]
+    assert why == ([f"it would disturb pod default/pod by IOMMU group {group} ({PF0}#1)"] if waits else [])
     assert len(node.kernel.vfs(PF0)) == (4 if waits else 6)
 
 

@@ -33,10 +33,7 @@ def test_a_healthy_node_has_no_findings() -> None:
             "Result=success\nNRestarts=3\nActiveState=active\nUnitFileState=enabled\nLoadState=loaded",
             Service("active", "enabled", "success", 3),
         ),
-        (
-            "ActiveState=inactive\nLoadState=not-found\nNRestarts=",
-            Service("not installed", "", ""),
-        ),
+        ("ActiveState=inactive\nLoadState=not-found\nNRestarts=", Service("not installed", "", "")),
         ("ActiveState=active\nNRestarts=[not set]\nodd", Service("active", "", "")),
         ("ActiveState=active\nNRestarts=\u00b2", Service("active", "", "")),
         ("", None),

@@ -117,11 +117,7 @@ def swept(api: Api, devices: float = 0.0) -> SweepResult:
 def test_a_restarting_api_server_is_asked_again(serve: Serve, busy: tuple[int, Any]) -> None:
     own = recorded("drain")
     script, maintenance = serve(
-        {
-            PODS: [busy, ONE_POD, ONE_POD, busy, NO_PODS],
-            EVICTION: [busy, (201, {})],
-            GET: [busy, *[own] * 5, busy, own],
-        }
+        {PODS: [busy, ONE_POD, ONE_POD, busy, NO_PODS], EVICTION: [busy, (201, {})], GET: [busy, *[own] * 5, busy, own]}
     )
     maintenance._drain("a")
     asked = [each for each in script.asked if each != GET]

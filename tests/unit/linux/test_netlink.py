@@ -26,14 +26,7 @@ from agent.linux.messages import (
     attributes,
     numbers,
 )
-from agent.linux.netlink import (
-    IFLA_IFNAME,
-    IFLA_MTU,
-    IFLA_NUM_VF,
-    IFLA_VFINFO_LIST,
-    LinuxNetlink,
-    decode_link,
-)
+from agent.linux.netlink import IFLA_IFNAME, IFLA_MTU, IFLA_NUM_VF, IFLA_VFINFO_LIST, LinuxNetlink, decode_link
 from agent.machine import Link, Route
 from agent.spec.validators import MOST_VFS
 from tests.contract.asking import errno_of

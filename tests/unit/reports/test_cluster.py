@@ -81,10 +81,7 @@ def node_of(record: Record) -> Node:
 
 @pytest.mark.parametrize(
     ("cordoned", "spec"),
-    [
-        pytest.param(True, {"unschedulable": None}, id="kured-63"),
-        pytest.param(False, None, id="draino-91"),
-    ],
+    [pytest.param(True, {"unschedulable": None}, id="kured-63"), pytest.param(False, None, id="draino-91")],
 )
 def test_a_maintenance_uncordons_a_node_only_if_it_cordoned_it(cordoned: bool, spec: Any) -> None:
     body, _ = finished(node_of(Record("me", "2026", "wait", cordoned, "rebind")))
@@ -137,11 +134,7 @@ NO_WEBHOOK = 'Internal error occurred: failed calling webhook "virtualization-po
 def test_an_eviction_that_fails_for_a_moment_does_not_undo_the_drain(serve: Serve, why: str) -> None:
     """A webhook on the drained node is away for a moment, or an operator's webhook has the operator move the pod first."""
     script, maintenance = serve(
-        {
-            PODS: [ONE_POD, ONE_POD, NO_PODS],
-            EVICTION: [status(500, why), (201, {})],
-            GET: [UNUSED, recorded("drain")],
-        }
+        {PODS: [ONE_POD, ONE_POD, NO_PODS], EVICTION: [status(500, why), (201, {})], GET: [UNUSED, recorded("drain")]}
     )
     assert maintenance.take_out("a") == ("done", "")
     assert script.asked.count(EVICTION) == 2
@@ -161,9 +154,7 @@ TERMINATING = {"items": [pod("job", ending=True).to_dict()]}
 def test_a_drain_waits_for_the_pods_that_the_node_still_has_and_for_no_others(
     serve: Serve, answer: Any, listed: list[Any]
 ) -> None:
-    script, maintenance = serve(
-        {PODS: [*listed, NO_PODS], EVICTION: [answer], GET: [UNUSED, recorded("drain")]},
-    )
+    script, maintenance = serve({PODS: [*listed, NO_PODS], EVICTION: [answer], GET: [UNUSED, recorded("drain")]})
     assert maintenance.take_out("a") == ("done", "")
     assert (script.asked.count(EVICTION), script.asked.count(PODS)) == (1, len(listed) + 1)
 
