@@ -37,6 +37,7 @@ from tasks.common import (
     site,
     stopping,
 )
+from tasks.common.commands import fail
 from tasks.kubernetes import maintenance
 
 
@@ -141,7 +142,16 @@ def _uploading(put_file: Callable[..., bool]) -> Callable[..., bool]:
     def put_noted(self: Host, *arguments: Any, **named: Any) -> bool:
         if known := prefetch.of(self):
             known.end()
-        return in_time(self, *arguments, **named)
+        try:
+            return in_time(self, *arguments, **named)
+        except OSError as error:
+            # sftp has no error of its own for this, and a file that is too short is seen only at its end.
+            if error.errno is None and not isinstance(error, TimeoutError):
+                fail(
+                    self,
+                    f"a file cannot be uploaded: {error}; see whether the disk or the quota is used up (df /tmp, quota)",
+                )
+            raise
 
     return put_noted
 

@@ -1,5 +1,6 @@
 """How nodes are connected to."""
 
+import errno
 import os
 import resource
 import socket
@@ -16,12 +17,14 @@ import gevent.event
 import paramiko
 import pytest
 from pyinfra.api.command import StringCommand
+from pyinfra.api.host import Host
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.sshuserclient import client
 from pyinfra.connectors.util import CommandOutput, OutputLine, make_unix_command
 
 from tasks.common import archive, connection
 from tasks.common.connection import WAKE_S, TransportFactory
+from tasks.common.replacements import REPLACEMENTS
 from tests.deploy.conftest import state_of
 from tests.deploy.fake import inventory, pyinfra
 from tests.stand_ins import program
@@ -337,3 +340,25 @@ def test_a_login_shell_that_hangs_fails_its_host(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(connection, "ANSWER_S", 0.1)
     shell: Any = SimpleNamespace(run_shell_command=lambda *_, **__: gevent.event.Event().wait())
     assert "did not answer within 0.1 s" in connection.login_fault(shell)
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        pytest.param(OSError("Failure"), True, id="vscode-sftp-43"),
+        (OSError("size mismatch in put!  0 != 4096"), True),
+        (OSError(errno.EACCES, "Permission denied"), False),
+        (TimeoutError(), False),
+    ],
+)
+def test_an_upload_that_fails_without_a_reason_names_the_full_disk(
+    caplog: pytest.LogCaptureFixture, error: OSError, named: bool
+) -> None:
+    def put_file(host: Host) -> bool:
+        raise error
+
+    host = state_of(["gpu-01"]).inventory.get_host("gpu-01")
+    with pytest.raises(OSError) as raised:
+        REPLACEMENTS["pyinfra.api.host:Host.put_file"](put_file)(host)
+    assert raised.value is error
+    assert ("df /tmp" in caplog.text) == named
