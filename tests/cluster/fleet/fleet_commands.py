@@ -1,35 +1,25 @@
-"""What the tests of the fleet's commands share: a control plane, Nodes that are objects only, and running a command."""
+"""What the tests of the fleet's commands share: Nodes that are objects only, and running a command."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import pytest
 from attrs import frozen
 
 from agent.report import names
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.objects import LEASES, manifest, patch_status
-from tests.cluster.planes import running
+from tests.cluster.objects import manifest, patch_status
 from tests.cluster.reporter import reporters
 
 ROOT = Path(__file__).parents[3]
 DEADLINE = 60.0
 OTHERS = {"key": "example.net/busy", "effect": "NoSchedule"}
 OURS = {"key": names.TAINT, "effect": "NoSchedule"}
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane for one module of tests, since a sweep reads all Nodes of a cluster."""
-    with running(tmp_path_factory.mktemp("fleet")) as plane:
-        plane.kubectl("apply", "-k", str(ROOT / "fleet" / "cluster"))
-        yield plane
 
 
 @frozen
@@ -113,9 +103,3 @@ def taints(plane: ControlPlane, name: str) -> list[dict[str, str]]:
     # The node lifecycle controller adds taints of its own, since these Nodes have no kubelet.
     every = node(plane, name)["spec"].get("taints", [])
     return [taint for taint in every if not taint["key"].startswith("node.kubernetes.io/")]
-
-
-@pytest.fixture
-def no_nodes(plane: ControlPlane) -> None:
-    plane.kubectl("delete", "nodes", "--all")
-    plane.kubectl("delete", "leases", "--all", LEASES)

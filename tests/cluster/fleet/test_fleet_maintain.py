@@ -16,22 +16,8 @@ from agent.report import names
 from fleet.objects import metadata_of
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster import objects
-from tests.cluster.fleet.fleet_commands import (
-    OTHERS,
-    conditions,
-    ended,
-    fleet,
-    make_node,
-    no_nodes,
-    node,
-    plane,
-    stamp,
-    start,
-    until,
-)
+from tests.cluster.fleet.fleet_commands import OTHERS, conditions, ended, fleet, make_node, node, stamp, start, until
 from tests.cluster.fleet.test_fleet_rights import LEASES, rule, user_with
-
-__all__ = ["no_nodes", "plane"]
 
 
 def ready(name: str) -> str:

@@ -8,11 +8,9 @@ import pytest
 from agent.report import names
 from fleet import credentials
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet.fleet_commands import ended, make_node, no_nodes, plane, start
+from tests.cluster.fleet.fleet_commands import ended, make_node, start
 from tests.cluster.objects import LEASES as IN_NAMESPACE
 from tests.cluster.objects import manifest
-
-__all__ = ["no_nodes", "plane"]
 
 RBAC = "rbac.authorization.k8s.io"
 LEASES = ("coordination.k8s.io", ("leases",))

@@ -6,10 +6,8 @@ import pytest
 
 from agent.report import names
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet.fleet_commands import conditions, fleet, make_node, no_nodes, plane
+from tests.cluster.fleet.fleet_commands import conditions, fleet, make_node
 from tests.cluster.objects import LEASES, manifest, patch_lease, patch_status
-
-__all__ = ["no_nodes", "plane"]
 
 
 @pytest.mark.usefixtures("no_nodes")

@@ -22,17 +22,13 @@ from tests.cluster.fleet.fleet_commands import (
     ended,
     fleet,
     make_node,
-    no_nodes,
     node,
-    plane,
     start,
     taints,
     until,
 )
 from tests.cluster.fleet.test_fleet_rights import grant, rule, user_with
 from tests.cluster.objects import LEASES, patch, patch_lease, patch_status
-
-__all__ = ["no_nodes", "plane"]
 
 YEAR_0 = "0000-01-01T00:00:00Z"
 # In UTC, which is what the API server writes, it is the year 10000.

@@ -8,15 +8,13 @@ from attrs import evolve
 
 from lab.cluster.control_plane import ControlPlane
 from tasks import reboot_policy
-from tests.cluster.fleet.fleet_commands import make_node, no_nodes, plane, until
+from tests.cluster.fleet.fleet_commands import make_node, until
 from tests.cluster.fleet.test_fleet_maintain import cordoned, forbid, kubelets, pods, workload
 from tests.cluster.fleet.test_fleet_rights import rule, user_with
 from tests.cluster.objects import manifest
 from tests.deploy.conftest import Node
 from tests.deploy.kubernetes.test_maintenance import Machine, OfCluster, deferred, deploy
 from tests.unit.fleet.nodes_api import Cluster
-
-__all__ = ["no_nodes", "plane"]
 
 
 @pytest.fixture
