@@ -17,7 +17,7 @@ from agent.report.names import STATE_FOLDER
 from agent.spec.nic import DisruptionPolicy, Nic, Vfs
 from agent.spec.node import Irqs, NodeSpec, Rps, SpecError, Xps, parse, spec_hash, to_json
 from agent.spec.selector import Selector
-from tasks import disruption, kubernetes, original_state, reboot
+from tasks import disruption, kubernetes, original_state, packages, reboot
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import leftovers, task_keys
@@ -180,15 +180,6 @@ def refuse_to_leave_parts() -> Commands:
 
 _PROBE = 'for device; do echo 1 > "$device"; done'
 
-_RELEASE = (
-    holds.MARKING
-    + """
-for package; do
-  if command -v apt-mark >/dev/null; then marking apt-mark unhold "$package"; else dnf versionlock delete "$package"; fi
-done
-"""
-)
-
 
 @operation()
 def restore_original_state() -> Commands:
@@ -215,7 +206,7 @@ def restore_original_state() -> Commands:
     yield from holds.finish()
     noted = host.get_fact(Texts, paths=(holds.PATH,)).get(holds.PATH, "").splitlines()
     if held := sorted((now.held & set(noted)) - was.held):
-        yield script(_RELEASE, *held)
+        yield holds.release(packages.system().family, *held)
 
 
 @operation()

@@ -18,7 +18,6 @@ from __future__ import annotations
 from typing import Literal
 
 from attrs import field, frozen
-from attrs.validators import optional
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
@@ -82,7 +81,7 @@ class ContainerEngine:
 
     name: Name
     source: Source = "distribution"
-    version: str | None = field(default=None, validator=optional(PACKAGE_VERSION))
+    version: str | None = field(default=None, validator=PACKAGE_VERSION)
     repository: Repository | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -105,11 +104,8 @@ def install() -> None:
     system = packages.system()
     names = _names(wanted, system)
     no_other(name="No engine of another source", wanted=wanted, family=system.family)
-    if wanted.source == "vendor":
-        repository = wanted.repository or docker_repository(system)
-        vendor_repository.add(REPOSITORY, repository, system.family)
-    else:
-        vendor_repository.remove(REPOSITORY, system.family)
+    repository = (wanted.repository or docker_repository(system)) if wanted.source == "vendor" else None
+    vendor_repository.add(REPOSITORY, repository, system.family)
     install_packages(name="Packages", engine=wanted.name, wanted=names, family=system.family)
     units.enabled(
         name=f"{wanted.name} enabled",

@@ -22,7 +22,6 @@ from __future__ import annotations
 from functools import partial
 
 from attrs import Attribute, field, frozen
-from attrs.validators import optional
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
@@ -73,7 +72,7 @@ class ContainerRuntime:
     engines: tuple[Engine, ...] = field(validator=_some)
     set_as_default: bool = True
     cdi: bool = False
-    version: str | None = field(default=None, validator=optional(PACKAGE_VERSION))
+    version: str | None = field(default=None, validator=PACKAGE_VERSION)
     repository: Repository | None = None
 
 

@@ -23,7 +23,7 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
-from tasks.common.texts import HEADER, written
+from tasks.common.texts import HEADER, Texts, written
 from tasks.host import kernel
 from tasks.host.kernel_modules import MODULE_OPTIONS
 from tasks.packages import UNDISTURBED, Family, OperatingSystem, dkms, signatures, vendor_repository
@@ -136,13 +136,6 @@ class LoadedDriver(FactBase[LoadedErdma]):
         return LoadedErdma(mode, int(values.get("users") or 0) + output.count("queue-pair"))
 
 
-class CompletedInstaller(FactBase[str | None]):
-    """The checksum of the installer that has completed on this node."""
-
-    shell = 'if [ -e "$1" ]; then cat "$1"; fi'
-    words = (INSTALLED,)
-
-
 @deploy("eRDMA")
 def install() -> None:
     """Install and load the driver as the inventory says; without the key, do nothing.
@@ -155,11 +148,9 @@ def install() -> None:
         return
     system = packages.system()
     _check(wanted, system)
+    package = wanted.dkms if wanted.source == "dkms" else None
     # The repository comes first, so that a wrong key leaves the node unchanged.
-    if wanted.dkms is not None and wanted.source == "dkms":
-        vendor_repository.add(MODULE, wanted.dkms.repository, system.family)
-    else:
-        vendor_repository.remove(MODULE, system.family)
+    vendor_repository.add(MODULE, package.repository if package else None, system.family)
     # The options come before the package, which may load the driver.
     options = f"{HEADER}softdep erdma pre: ib_uverbs\n"
     if wanted.compat_mode is not None and wanted.source != "in-tree":
@@ -169,10 +160,10 @@ def install() -> None:
     written(name="Build's options", path=BUILD_OPTIONS, text=text)
     pinned = kernel.KERNEL.here()
     release = pinned.release if pinned else None
-    if wanted.dkms is not None and wanted.source == "dkms":
+    if package:
         vendor_repository.packages(
             name="DKMS package",
-            wanted=(Package(wanted.dkms.package, wanted.dkms.version), *_user_space(system)),
+            wanted=(Package(package.package, package.version), *_user_space(system)),
             family=system.family,
             module=MODULE,
         )
@@ -264,10 +255,11 @@ def run_installer(installer: Installer, compat_mode: bool) -> Commands:
     if kernel.skip_until_booted("the installer runs"):
         return
     running = host.get_fact(dkms.RunningKernel)
-    if host.get_fact(CompletedInstaller) == installer.sha256 and not _newer_input(running):
+    completed = host.get_fact(Texts, paths=(INSTALLED,)).get(INSTALLED, "").strip()
+    if completed == installer.sha256 and not _newer_input(running):
         host.noop("the installer has completed")
         return
-    if problem := signatures.refusal(MODULE):
+    if problem := signatures.refusal(MODULE, signatures.DKMS):
         yield refuse(problem)
         return
     mode = "yes" if compat_mode else "no"

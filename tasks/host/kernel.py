@@ -264,13 +264,11 @@ def hold(held: bool, family: Family) -> Commands:
     if not wrong:
         host.noop(f"{'held' if held else 'not held'}: {', '.join(names) or 'no kernel package'}")
     elif not held:
-        words = ("apt-mark", "unhold") if family == "debian" else ("dnf", "versionlock", "delete")
-        yield holds.release(*words, *wrong)
-    elif family == "debian":
-        yield holds.hold("apt-mark", "hold", *wrong)
+        yield holds.release(family, *wrong)
     else:
-        yield from holds.lock_plugin(have)
-        yield holds.hold("dnf", "versionlock", "add", *wrong)
+        if family == "rhel":
+            yield from holds.lock_plugin(have)
+        yield holds.hold(family, *wrong)
 
 
 def _locked_by_dnf5() -> list[str]:

@@ -140,11 +140,13 @@ def finish() -> Commands:
         yield script(f'{NOTED}note "$1"', PATH)
 
 
-def hold(*command: str) -> StringCommand:
-    """For an operation: run the command that sets holds, and note them."""
-    return script(f'{NOTED}noted "$@"', PATH, *command)
+def hold(family: Family, *packages: str) -> StringCommand:
+    """A command that holds packages, and notes that."""
+    words = ("apt-mark", "hold") if family == "debian" else ("dnf", "versionlock", "add")
+    return script(f'{NOTED}noted "$@"', PATH, *words, *packages)
 
 
-def release(*command: str) -> StringCommand:
-    """For an operation: run the command that removes holds."""
-    return script(f'{MARKING}marking "$@"', *command)
+def release(family: Family, *packages: str) -> StringCommand:
+    """A command that removes the holds of packages."""
+    words = ("apt-mark", "unhold") if family == "debian" else ("dnf", "versionlock", "delete")
+    return script(f'{MARKING}marking "$@"', *words, *packages)

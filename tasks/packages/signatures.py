@@ -12,7 +12,7 @@ from __future__ import annotations
 from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 
 # DKMS signs with the key of its configuration, else on Ubuntu with that of update-secureboot-policy, else with one that it
 # makes (prepare_signing in dkms). A certificate has its owner's name in plain text. Without files, DKMS's key itself is judged.
@@ -71,12 +71,14 @@ file_refused() {
 """Shell functions. MACHINE: the root folder; only tests set it."""
 
 _NO_MORE = "kernel.modules_disabled"
+DKMS = "dkms"
+"""The modules that DKMS will build, in the place of a file."""
+
 _REFUSED = f"""{JUDGED}
 if [ "$(cat "$root/proc/sys/{_NO_MORE.replace(".", "/")}" 2>/dev/null)" = 1 ]; then
-  echo 'refused {_NO_MORE}'
+  echo {_NO_MORE}
 elif enforced; then
-  if [ "$#" = 0 ]; then reason=$(built_refused); if [ -n "$reason" ]; then echo "refused $reason"; fi; fi
-  for file; do file_refused "$file" | sed 's/^/refused /'; done
+  for file; do if [ "$file" = {DKMS} ]; then built_refused; else file_refused "$file"; fi; done
 fi
 """
 
@@ -109,22 +111,16 @@ accept_rpms() {{  # arguments: the inventory's key, and the files of packages; i
 """The shell function `accept_rpms`, to be called if `enforced`."""
 
 
-class RefusedModules(FactBase[list[str]]):
-    """Why the kernel would refuse modules: a line for each file. If no file is given: the modules that DKMS will sign."""
-
-    default = list
+class RefusedModules(Lines):
+    """Why the kernel would refuse modules: a line for each file, or one if it loads no module at all."""
 
     def command(self, files: tuple[str, ...]) -> StringCommand:
         """Ask the kernel whether it checks signatures, and mokutil whether the key is enrolled."""
         return self.script(_REFUSED, *files)
 
-    def process(self, output: list[str]) -> list[str]:
-        """Take the reasons."""
-        return [line.removeprefix("refused ") for line in output]
-
 
 def refusal(key: str, *files: str) -> str | None:
-    """For an operation: the message if the kernel would refuse these modules, or those that DKMS will build; else None."""
+    """For an operation: the message if the kernel would refuse these modules, or loads no module at all; else None."""
     reasons = host.get_fact(RefusedModules, files=files)
     if not reasons:
         return None

@@ -19,7 +19,7 @@ from pyinfra.operations import files
 from agent.spec.validators import Matches
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import without_password
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 from tasks.common.texts import HEADER
 from tasks.packages import APT, DNF, Family, dkms, holds, installed, signatures
 from tasks.packages.apt_sources import FINGERPRINTS, RepositoryEntries
@@ -106,10 +106,8 @@ PACKAGE_NAME = Matches(NAME, "give a package's name")
 PACKAGE_VERSION = Matches(VERSION, "give it as the package manager prints it")
 
 
-class KeyFingerprints(FactBase[list[str]]):
+class KeyFingerprints(Lines):
     """The fingerprints of the primary keys in a keyring that have not expired; empty if the file or gpg is missing."""
-
-    default = list
 
     def command(self, keyring: str) -> StringCommand:
         """Run gpg with a temporary home, so that it does not touch root's."""
@@ -123,17 +121,18 @@ fingerprints "$1" "$home" e
             keyring,
         )
 
-    def process(self, output: list[str]) -> list[str]:
-        """Take one fingerprint from each line."""
-        return output
 
-
-def add(name: str, repository: Repository, family: Family) -> None:
+def add(name: str, repository: Repository | None, family: Family) -> None:
     """Deploy code: add the key, then the repository. If the key has another fingerprint, the host fails without the repository.
 
     :param name: for the names of the files, as ``doca``.
+    :param repository: None: remove it and its key. Packages that were installed from it stay.
     """
     ring = keyring(name, family)
+    if repository is None:
+        files.file(name=f"{name}: no repository", path=_source_path(name, family), present=False)
+        files.file(name=f"{name}: no key of a repository", path=ring, present=False)
+        return
     key(
         name=f"{name}: key of its repository",
         url=repository.key,
@@ -162,12 +161,6 @@ def entry(file: str, repository: Repository, family: Family) -> Commands:
         if others.there or others.broken:
             return
     yield from files.put._inner(src=StringIO(text), dest=dest, mode="644")
-
-
-def remove(name: str, family: Family) -> None:
-    """Deploy code: remove the repository and its key. Packages that were installed from it stay."""
-    files.file(name=f"{name}: no repository", path=_source_path(name, family), present=False)
-    files.file(name=f"{name}: no key of a repository", path=keyring(name, family), present=False)
 
 
 def files_of(name: str) -> tuple[str, ...]:
@@ -275,15 +268,15 @@ def packages(
         return
     if missing:
         if family == "rhel" and (locked := [p.name for p in missing if p.name in held]):
-            yield holds.release("dnf", "versionlock", "delete", *locked)
+            yield holds.release(family, *locked)
         yield from install(family, missing, module, remedy, locked=hold)
     # apt removes the hold of a package that it upgrades.
     again = tuple(p for p in wanted if hold and p.version and (p in loose or p in missing))
     if again and family == "debian":
-        yield holds.hold("apt-mark", "hold", *(p.name for p in again))
+        yield holds.hold(family, *(p.name for p in again))
     elif again:
         yield from holds.lock_plugin(have)
-        yield holds.hold("dnf", "versionlock", "add", *(f"{p.name}-{p.version}" for p in again))
+        yield holds.hold(family, *(f"{p.name}-{p.version}" for p in again))
 
 
 def _is_held(package: Package, held: dict[str, str | None], family: Family) -> bool:
@@ -369,7 +362,8 @@ def install(
 
     :param locked: respect dnf's version locks.
     """
-    if module and family == "debian" and (problem := signatures.refusal(module)):
+    # In the RHEL family the script judges the modules, which the packages may have.
+    if module and (problem := signatures.refusal(module, *([signatures.DKMS] if family == "debian" else []))):
         yield refuse(problem)
         return
     joint = "=" if family == "debian" else "-"

@@ -29,7 +29,19 @@ from tasks.kubernetes.kubelet import Kubelet
 from tasks.original_state import Current, Recorded
 from tasks.packages import holds
 from tasks.reboot import NodeRebootRequests
-from tests.deploy.conftest import LOSERS, PLAN, PYTHON, VERSIONS, Answers, Node, file_answers, file_lines, files, of
+from tests.deploy.conftest import (
+    DEBIAN,
+    LOSERS,
+    PLAN,
+    PYTHON,
+    VERSIONS,
+    Answers,
+    Node,
+    file_answers,
+    file_lines,
+    files,
+    of,
+)
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
@@ -140,12 +152,12 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     noted = {of(Texts): [f"file {holds.PATH}", ":linux-image-amd64", ":linux-headers-amd64"]}
     requests = {of(NodeRebootRequests): ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
     there = {of(Present): [BASE]}
-    result = node.deploy(removal.remove_all, {NOTED_BEFORE: was, PRESENT: now, **requests, **there, **noted})
+    result = node.deploy(removal.remove_all, {NOTED_BEFORE: was, PRESENT: now, **requests, **there, **noted, **DEBIAN})
     enabled, started, probed, released = result.commands["Removal | Original state restored"]
     assert enabled.endswith("""systemctl enable --quiet "$1"\n' sh irqbalance.service""")
     assert started == "systemctl start irqbalance.service"
     assert probed.endswith("sh /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
-    assert released.endswith("sh linux-image-amd64")
+    assert released.endswith("sh apt-mark unhold linux-image-amd64")
     assert len(result.commands["Removal | Agent and state"]) == 1
     assert any("at its next boot: boot-former: " in line for line in result.log)
 
@@ -158,13 +170,13 @@ def test_a_node_that_an_interrupted_deploy_has_cordoned_is_named(node: Node) -> 
 
 
 def test_a_hold_that_an_interrupted_deploy_set_is_released(node: Node) -> None:
-    present = {NOTED_BEFORE: ["here"], PRESENT: ["held mine", "held ours"]}
+    present = {NOTED_BEFORE: ["here"], PRESENT: ["held mine", "held ours"], **DEBIAN}
     before = {**present, **files(**{holds.BEFORE: "mine\n"})}
     later = {**before, **files(**{holds.BEFORE: "", holds.PATH: "ours\n"})}
     result = node.deploy(removal.restore_original_state, before, later)
     noted, released = result.flat
     assert noted.endswith(f" sh {holds.PATH}")
-    assert released.endswith(" sh ours")
+    assert released.endswith(" sh apt-mark unhold ours")
 
 
 def test_folders_that_trackbed_created_are_removed_and_others_stay(node: Node) -> None:

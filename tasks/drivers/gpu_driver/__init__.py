@@ -119,11 +119,9 @@ def install() -> None:
     text = "".join(f"blacklist {name}\n" for name in modules.REPLACED)
     text = f"{HEADER}{text}options {modules.NOUVEAU} modeset=0\n"
     written(name="The kernel's own drivers not loaded", path=BLACKLIST, text=text)
-    if wanted.source == "vendor":
-        repository = wanted.repository or cuda_repository(system, host.get_fact(Arch))
-        vendor_repository.add(REPOSITORY, repository, system.family)
-    else:
-        vendor_repository.remove(REPOSITORY, system.family)
+    vendors = wanted.source == "vendor"
+    repository = (wanted.repository or cuda_repository(system, host.get_fact(Arch))) if vendors else None
+    vendor_repository.add(REPOSITORY, repository, system.family)
     # Before the packages: the first one depends on others, of which the newest would be installed.
     if system.family == "debian":
         written(name="Version", path=PREFERENCES, text=preferences(wanted.version))

@@ -234,11 +234,11 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
     if _only_elsewhere(wanted):
         yield refuse(f"ofed: mlnx_ofed.bundle: the node has no {wanted.bundle} to install; {BY_CONTROL_HOST}")
         return
-    if family == "rhel":
-        yield from holds.lock_plugin(installed(family))
-    elif problem := signatures.refusal("ofed"):
+    if problem := signatures.refusal("ofed", *([signatures.DKMS] if family == "debian" else [])):
         yield refuse(problem)
         return
+    if family == "rhel":
+        yield from holds.lock_plugin(installed(family))
     uploaded = f"{FOLDER}/bundle.tgz"
     yield script('mkdir -p "$1"', FOLDER)
     yield FileUploadCommand(

@@ -141,7 +141,7 @@ def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_
 @pytest.mark.parametrize("loaded", [["users 0", "loaded CD"], []])
 def test_a_driver_that_the_kernel_would_refuse_is_not_loaded(node: Node, loaded: list[str]) -> None:
     node.data = {"erdma": DKMS}
-    refused = {SIGNATURES: ["refused erdma.ko: the key mok.pub is not enrolled"]}
+    refused = {SIGNATURES: ["erdma.ko: the key mok.pub is not enrolled"]}
     result = node.deploy(erdma.install, {**there(), **refused, MODULE: [PATH, "installed AB", *loaded]})
     assert result.failed
     [refusal] = result.flat
@@ -218,7 +218,9 @@ def test_what_the_installer_builds_with_is_installed_before_it(
 def test_an_installer_that_has_run_is_not_run_again(node: Node) -> None:
     node.data = {"erdma": {**INSTALLER, "compat_mode": True}}
     needs = rpm(*erdma.INSTALLER_NEEDS["rhel"])
-    result = node.deploy(erdma.install, {erdma.INSTALLED: SHA256, **needs, **there(), **ROCKY_8})
+    result = node.deploy(
+        erdma.install, {erdma.INSTALLED: [f"file {erdma.INSTALLED}", f":{SHA256}"], **needs, **there(), **ROCKY_8}
+    )
     assert result.commands["eRDMA | Installer's packages"] == result.commands["eRDMA | Installer"] == []
 
 

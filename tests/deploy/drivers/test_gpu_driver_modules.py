@@ -47,7 +47,7 @@ def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> Non
 )
 def test_a_driver_that_the_kernel_would_refuse_is_neither_loaded_nor_waited_for(node: Node, found: Answers) -> None:
     wants(node)
-    refused = {SIGNATURES: ["refused nvidia.ko: the key mok.pub is not enrolled"]}
+    refused = {SIGNATURES: ["nvidia.ko: the key mok.pub is not enrolled"]}
     result = node.deploy(gpu_driver.install, {**refused, **found})
     assert result.failed
     [refusal] = result.flat

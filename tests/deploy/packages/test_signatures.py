@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tasks.common.commands import script
-from tasks.packages import signatures, vendor_repository
+from tasks.packages import Family, signatures, vendor_repository
+from tasks.packages.signatures import RefusedModules
 from tasks.packages.vendor_repository import Package
-from tests.deploy.conftest import SIGNATURES, Node
+from tests.deploy.conftest import SIGNATURES, Node, of
 from tests.deploy.scripts import ran, sh
 from tests.deploy.systems import dpkg
 from tests.stand_ins import program
@@ -45,8 +46,7 @@ class Machine:
         return file
 
     def refused(self, *files: str) -> list[str]:
-        lines = sh(signatures._REFUSED, *files, programs=self.root / "bin", MACHINE=str(self.root))
-        return signatures.RefusedModules().process(lines)
+        return sh(signatures._REFUSED, *files, programs=self.root / "bin", MACHINE=str(self.root))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_key_that_dkms_signs_with_must_be_enrolled(
     if path == "root/own.der":
         machine.put("etc/dkms/framework.conf.d/own.conf", f'# mine\nmok_certificate="{key}"\n')
     said = machine.refused("/lib/modules/K/updates/dkms/mlx5_core.ko")
-    own = machine.refused()
+    own = machine.refused(signatures.DKMS)
     if reason is None:
         assert said == own == []
     else:
@@ -84,13 +84,13 @@ def test_modules_of_other_signers_are_judged_by_the_kernels_keys(tmp_path: Path)
 
 
 def test_without_a_key_dkms_would_make_one_that_is_not_enrolled(tmp_path: Path) -> None:
-    assert "DKMS has no key yet" in Machine(tmp_path, "is not enrolled").refused()[0]
+    assert "DKMS has no key yet" in Machine(tmp_path, "is not enrolled").refused(signatures.DKMS)[0]
 
 
 def test_a_kernel_that_checks_no_signatures_refuses_nothing(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "is not enrolled", "")
     machine.put("sys/kernel/security/lockdown", "[none] integrity confidentiality\n")
-    assert machine.refused("x.ko") == machine.refused() == []
+    assert machine.refused("x.ko") == machine.refused(signatures.DKMS) == []
     machine.put("sys/module/module/parameters/sig_enforce", "Y\n")
     assert machine.refused("x.ko") == ["x.ko: it has no signature"]
 
@@ -99,13 +99,21 @@ def test_packages_whose_modules_would_be_refused_are_not_installed(node: Node) -
     def code() -> None:
         vendor_repository.packages(wanted=(Package("erdma-dkms", "1.1"),), family="debian", module="erdma")
 
-    refused = node.deploy(code, {**dpkg(), SIGNATURES: ["refused the key mok.pub is not enrolled"]})
+    refused = node.deploy(code, {**dpkg(), of(RefusedModules, "dkms"): ["the key mok.pub is not enrolled"]})
     assert refused.failed
     assert ": the key mok.pub is not enrolled" in refused.errors[0]
     assert all(command.startswith("refuse") for command in refused.flat[:1])
     assert not node.deploy(code, dpkg()).failed
-    disabled = node.deploy(code, {**dpkg(), SIGNATURES: [f"refused {signatures._NO_MORE}"]})
+
+
+@pytest.mark.parametrize("family", ["debian", "rhel"])
+def test_nothing_is_installed_where_the_kernel_loads_no_more_modules(node: Node, family: Family) -> None:
+    def code() -> None:
+        vendor_repository.packages(wanted=(Package("erdma-dkms", "1.1"),), family=family, module="erdma")
+
+    disabled = node.deploy(code, {**dpkg(), SIGNATURES: [signatures._NO_MORE]})
     assert "erdma: the kernel loads no more modules in this boot (kernel.modules_disabled is 1)" in disabled.errors[0]
+    assert not any("install -y" in command or "apt_install" in command for command in disabled.flat)
 
 
 class Packages:
