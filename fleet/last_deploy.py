@@ -43,6 +43,12 @@ class LastDeploy:
     hosts: Mapping[str, float]
 
 
+def duration(seconds: float) -> str:
+    """A duration in minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"
+
+
 def default_path() -> Path:
     """The path of the file."""
     return state() / "deploy.json"

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 from typing import Literal, get_args
 
-from attrs import frozen
+from attrs import field, frozen
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from agent.spec.validators import Matches, Within
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import Key, host_data, record
 from tasks.common.templates import render
@@ -62,12 +63,15 @@ COMPUTE_CLASSES: dict[ComputeClass, tuple[int, ...]] = {"gpu-hpn": (1, 2, 4, 8, 
 CLOUD_INTERFACE = "eth0"
 CLOUD_HCAS = "mlx5"
 
-_INTERFACE = re.compile(r"[^\s/:=,]{1,15}")
-_FILE = re.compile(r"/[^\s#]+")
-_HCAS = re.compile(r"[=^]?[A-Za-z0-9_.-]+(:\d+)?(,[A-Za-z0-9_.-]+(:\d+)?)*")
-
 # The most bytes of a value that NCCL reads (src/misc/param.cc).
 LONGEST = 1023
+
+_interface_name = Matches(re.compile(r"[^\s/:=,]{1,15}"), "give a netdev's name, as `ip link` prints it")
+_file = Matches(re.compile(r"/[^\s#]+"), "give the path of your provider's file, as '/opt/topo.xml'")
+_list_of_hcas = Matches(
+    re.compile(rf"(?!.{{{LONGEST + 1}}})[=^]?[A-Za-z0-9_.-]+(:\d+)?(,[A-Za-z0-9_.-]+(:\d+)?)*"),
+    f"give names of RDMA devices, as 'mlx5' or '=mlx5_0,mlx5_1', at most {LONGEST} characters",
+)
 
 
 @frozen
@@ -83,17 +87,24 @@ class Nccl:
     network_type: NetworkType | None = None
     series: Name | None = None
     compute_class: ComputeClass | None = None
-    interface: str | None = None
-    hcas: str | None = None
-    gid_index: int | None = None
+    interface: str | None = field(default=None, validator=_interface_name)
+    hcas: str | None = field(default=None, validator=_list_of_hcas)
+    gid_index: int | None = field(default=None, validator=Within(0, 255, "as an index"))
     debug: Debug = "INFO"
     layout: Layout | None = None
-    topology: str | None = None
+    topology: str | None = field(default=None, validator=_file)
 
     def __attrs_post_init__(self) -> None:
-        faults = [*self._type(), *self._values()]
-        if faults:
-            raise ValueError("; ".join(faults))
+        if self.series is None and self.network_type is None:
+            raise ValueError(f"give network_type (1: RDMA, 2: sockets only), or series, one of {', '.join(SERIES)}")
+        if self.series and self.network_type not in (None, SERIES[self.series].network_type):
+            raise ValueError(
+                f"network_type: {self.series} has type {SERIES[self.series].network_type}; remove network_type"
+            )
+        if self.kind == 2 and (self.hcas is not None or self.gid_index is not None):
+            raise ValueError(
+                "hcas and gid_index have no effect on a network of type 2, where NCCL uses no RDMA; remove them"
+            )
 
     @property
     def kind(self) -> NetworkType:
@@ -120,31 +131,6 @@ class Nccl:
         key, name = ("compute_class", self.compute_class) if self.compute_class else ("series", self.series)
         last = f" or {counts[-1]}" if len(counts) > 1 else f"{counts[-1]}"
         return f"{key}: an instance of {name} has {', '.join(map(str, counts[:-1]))}{last} GPUs"
-
-    def _type(self) -> list[str]:
-        if self.series is None and self.network_type is None:
-            return [f"give network_type (1: RDMA, 2: sockets only), or series, one of {', '.join(SERIES)}"]
-        if self.series and self.network_type not in (None, SERIES[self.series].network_type):
-            return [f"network_type: {self.series} has type {SERIES[self.series].network_type}; remove network_type"]
-        if self.kind == 2 and (self.hcas is not None or self.gid_index is not None):
-            return ["hcas and gid_index have no effect on a network of type 2, where NCCL uses no RDMA; remove them"]
-        return []
-
-    def _values(self) -> list[str]:
-        faults = []
-        if self.interface is not None and not _INTERFACE.fullmatch(self.interface):
-            faults.append(f"interface: {self.interface!r} is not a netdev's name; give it as `ip link` prints it")
-        if self.hcas is not None and (not _HCAS.fullmatch(self.hcas) or len(self.hcas) > LONGEST):
-            faults.append(
-                f"hcas: {self.hcas!r} is not a list of RDMA devices; give names, as 'mlx5' or '=mlx5_0,mlx5_1'"
-            )
-        if self.topology is not None and not _FILE.fullmatch(self.topology):
-            faults.append(
-                f"topology: {self.topology!r} is not a path; give that of your provider's file, as '/opt/topo.xml'"
-            )
-        if self.gid_index is not None and not 0 <= self.gid_index <= 255:
-            faults.append(f"gid_index: {self.gid_index} is out of range; give 0 to 255")
-        return faults
 
 
 NCCL = Key[Nccl | None]("nccl", None, record(Nccl))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from attrs import frozen
+from attrs import Attribute, field, frozen
 
+from agent.spec.validators import Within
 from fleet.fabric.ends import End
 
 Unit = Literal["Gbit/s", "us"]
@@ -46,6 +47,19 @@ ALL_REDUCE = "all_reduce"
 """The name of the stage in which groups of nodes run a collective (fleet/fabric/collective.py)."""
 
 
+LARGEST_SIZE = 1 << 30
+
+LEAST_MESSAGES = 5
+"""The fewest messages that perftest accepts (MIN_ITER in perftest_parameters.h)."""
+
+
+def _known(_: object, attribute: Attribute[Any], tests: tuple[str, ...]) -> None:
+    if unknown := sorted(set(tests) - {*TESTS, ALL_REDUCE}):
+        raise ValueError(f"{attribute.name}: {unknown[0]!r} is not a test; tests are {', '.join((*TESTS, ALL_REDUCE))}")
+    if not set(tests) & TESTS.keys():
+        raise ValueError(f"{attribute.name}: it has none of {', '.join(TESTS)}; leave it out for all tests")
+
+
 @frozen
 class FabricSettings:
     """What a run does, the same for all nodes.
@@ -57,15 +71,15 @@ class FabricSettings:
     of a GPU of the NIC's NUMA node. ``collective_size``: the bytes that a collective reduces.
     """
 
-    tests: tuple[str, ...] = (*TESTS, ALL_REDUCE)
-    seconds: int = 5
-    size: int = 65536
-    messages: int = 1000
-    grace: int = 15
+    tests: tuple[str, ...] = field(default=(*TESTS, ALL_REDUCE), validator=_known)
+    seconds: int = field(default=5, validator=Within(LEAST_SECONDS, 3600, "seconds"))
+    size: int = field(default=65536, validator=Within(1, LARGEST_SIZE, "bytes"))
+    messages: int = field(default=1000, validator=Within(LEAST_MESSAGES, LARGEST_SIZE, "messages"))
+    grace: int = field(default=15, validator=Within(1, 3600, "seconds"))
     across_rails: bool = True
-    at_once: int | None = None
+    at_once: int | None = field(default=None, validator=Within(1, LARGEST_SIZE, "tests"))
     gpu_memory: bool = False
-    collective_size: int = 64 << 20
+    collective_size: int = field(default=64 << 20, validator=Within(4, LARGEST_SIZE, "bytes"))
     seed: int = 1
 
     @property

@@ -6,11 +6,10 @@ import html
 import time
 from collections.abc import Iterator, Mapping
 
-from fleet.last_deploy import LastDeploy
+from fleet.last_deploy import LastDeploy, duration
 from fleet.page import document, table
 from fleet.report.history import ALWAYS, History
 from fleet.report.pictures import (
-    duration,
     fleet_over_time,
     host_of,
     nodes_over_time,

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
-from fleet.last_deploy import Operation
+from fleet.last_deploy import Operation, duration
 from fleet.page import INK, Picture, legend, picture
 from fleet.report.history import ALWAYS, History, NodeCourse
 from fleet.report.prometheus import Course
@@ -180,9 +180,3 @@ def _shortened(name: str) -> str:
 def host_of(instance: str) -> str:
     """A node's name without its reporter's port."""
     return re.sub(r":\d+$", "", instance)
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"

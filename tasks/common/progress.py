@@ -22,7 +22,7 @@ from pyinfra.api.host import Host
 from pyinfra.api.state import BaseStateCallback, State
 
 from agent.report.printable import printable
-from fleet.last_deploy import LastDeploy, Operation, default_path, write
+from fleet.last_deploy import LastDeploy, Operation, default_path, duration, write
 from tasks.common.connection import deploys_itself
 
 REDRAWN = 0.5
@@ -129,7 +129,7 @@ class Progress(BaseStateCallback):
             self._note(name)
         if op_hash == state.get_op_order()[-1]:  # type: ignore[no-untyped-call]
             logger.info(
-                f"operations took {slowest(self._operations)}, all together {say(sum(self._operations.values()))}"
+                f"operations took {slowest(self._operations)}, all together {duration(sum(self._operations.values()))}"
             )
 
     def _end(self, state: State, host: Host) -> None:
@@ -208,7 +208,7 @@ def shown(steps: Mapping[str, tuple[str, float]], head: str, width: int, height:
     order = _longest_first({host: seconds for host, (_, seconds) in steps.items()})
     room = max(height - bool(head), 1)
     named = order if len(order) <= room else order[: room - 1]
-    rows = [(printable(host), say(seconds), printable(steps[host][0])) for host, seconds in named]
+    rows = [(printable(host), duration(seconds), printable(steps[host][0])) for host, seconds in named]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{host:<{widths[0]}}  {time:>{widths[1]}}  {name}" for host, time, name in rows]
     rest = len(order) - len(named)
@@ -217,15 +217,9 @@ def shown(steps: Mapping[str, tuple[str, float]], head: str, width: int, height:
 
 def slowest(times: Mapping[str, float]) -> str:
     """The longest of these times with their names, and how many times there are."""
-    named = [f"{printable(name)} {say(seconds)}" for name, seconds in _longest_first(times)[:SLOWEST]]
+    named = [f"{printable(name)} {duration(seconds)}" for name, seconds in _longest_first(times)[:SLOWEST]]
     return ", ".join(named) + (f" (the slowest of {len(times)})" if len(times) > SLOWEST else "")
 
 
 def _longest_first(times: Mapping[str, float]) -> list[tuple[str, float]]:
     return sorted(times.items(), key=lambda item: (-item[1], item[0]))
-
-
-def say(seconds: float) -> str:
-    """A duration in minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"

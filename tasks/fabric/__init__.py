@@ -28,13 +28,13 @@ from fleet.fabric.collective import LAUNCHER, PROGRAMS
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.journal import Damaged, Journal, Run, UnderWay, default_path
 from fleet.fabric.runner import Nodes, Request, Runner
-from fleet.fabric.tests import ALL_REDUCE, LEAST_SECONDS, TESTS, FabricSettings
+from fleet.fabric.tests import ALL_REDUCE, TESTS, FabricSettings
 from fleet.fabric.verdict import Verdict
 from tasks.common import answers
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.connection import arguments
-from tasks.common.data import Key, host_data, record
+from tasks.common.data import Key, host_data, record, this_host
 from tasks.common.status import COMMAND
 from tasks.common.texts import replace
 from tasks.fabric.ends import FACTS, rails_of, read_ends, with_rdma
@@ -46,33 +46,6 @@ _RUN = """
 program=$1; shift
 for python; do if [ -x "$python" ]; then exec "$python" -I -c "$program"; fi; done
 """
-
-LARGEST_SIZE = 1 << 30
-
-LEAST_MESSAGES = 5
-"""The fewest messages that perftest accepts (MIN_ITER in perftest_parameters.h)."""
-
-
-def _settings(value: object) -> FabricSettings:
-    made = record(FabricSettings)(value)
-    if unknown := sorted(set(made.tests) - {*TESTS, ALL_REDUCE}):
-        raise ValueError(f"tests: {unknown[0]!r} is not a test; tests are {', '.join((*TESTS, ALL_REDUCE))}")
-    if not set(made.tests) & TESTS.keys():
-        raise ValueError(f"tests: it has none of {', '.join(TESTS)}; leave it out for all tests")
-    if not LEAST_SECONDS <= made.seconds <= 3600:
-        raise ValueError(f"seconds: {made.seconds} is not valid; give {LEAST_SECONDS} to 3600 seconds")
-    if not 1 <= made.grace <= 3600:
-        raise ValueError(f"grace: {made.grace} is not valid; give 1 to 3600 seconds")
-    for name, value, least, unit in (
-        ("size", made.size, 1, "bytes"),
-        ("messages", made.messages, LEAST_MESSAGES, "messages"),
-        ("collective_size", made.collective_size, 4, "bytes"),
-    ):
-        if not least <= value <= LARGEST_SIZE:
-            raise ValueError(f"{name}: {value} is not valid; give {least} to {LARGEST_SIZE} {unit}")
-    if made.at_once is not None and made.at_once < 1:
-        raise ValueError(f"at_once: {made.at_once} is not valid; give at least 1")
-    return made
 
 
 def _floors(value: object) -> dict[str, float]:
@@ -87,7 +60,7 @@ def _floors(value: object) -> dict[str, float]:
     return {str(test): float(floor) for test, floor in value.items()}
 
 
-FABRIC = Key("fabric", FabricSettings(), _settings)
+FABRIC = Key("fabric", FabricSettings(), record(FabricSettings))
 FLOORS: Key[dict[str, float]] = Key("fabric_floors", {}, _floors)
 
 
@@ -172,7 +145,7 @@ _specs: dict[Host, tuple[Mapping[str, int], Mapping[str, float], tuple[str, ...]
 @operation()
 def test(settings: FabricSettings, rails: dict[str, int], floors: dict[str, float], nics: tuple[str, ...]) -> Commands:
     """Test all nodes. Each host adds its rails, floors and NICs; the first host's turn runs the test for all of them."""
-    _specs[host.state.inventory.get_host(host.name)] = (rails, floors, nics)
+    _specs[this_host()] = (rails, floors, nics)
     yield FunctionCommand(_test, (settings,), {})
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from attrs import define, field, frozen
+from attrs.validators import deep_iterable
 from cryptography import x509
 from pyinfra.api.command import FunctionCommand, StringCommand
 from pyinfra.api.deploy import deploy
@@ -26,6 +28,7 @@ from agent.report import published
 from agent.reporter.kubernetes.tokens import Claims, claims_of
 from agent.reporter.settings import Quarantine, Settings, to_json
 from agent.spec.node import NodeSpec
+from agent.spec.validators import Matches, Within
 from tasks.common import site
 from tasks.common.commands import Commands, fail, script, warn
 from tasks.common.connection import BY_CONTROL_HOST, deploys_itself
@@ -47,6 +50,22 @@ UNIT = "trackbed-reporter.service"
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
+def _is_api_server(url: str) -> None:
+    without_password(url)
+    with suppress(ValueError):
+        address = urlsplit(url)
+        beyond = address.path.strip("/") or address.query or address.fragment
+        if address.scheme == "https" and address.hostname and address.port != 0 and not beyond:
+            return
+    raise ValueError(f"{url!r} is not an API server's URL; {_AS}")
+
+
+_AS = "give one as https://10.0.0.1:6443"
+# The check does all: no message may show a password.
+_api_server = Matches(re.compile(".*"), _AS, _is_api_server)
+_resource = Matches(EXTENDED_RESOURCE, "give an extended resource, as rdma/hca_shared_devices_b")
+
+
 @frozen
 class Kubernetes:
     """The inventory's key.
@@ -58,44 +77,18 @@ class Kubernetes:
     its pods for a change that waits for them.
     """
 
-    server: str
+    server: str = field(validator=_api_server)
     ca_file: str
     kubeconfig: str | None = None
-    days: int = 365
-    required_resources: tuple[str, ...] = ()
+    days: int = field(default=365, validator=Within(1, 365, "days"))
+    required_resources: tuple[str, ...] = field(default=(), validator=deep_iterable(_resource))
     taint_lifted_by: Literal["reporter", "node-readiness-controller"] = "reporter"
     quarantine: Quarantine | None = None
     maintain_nics: bool = False
 
     def __attrs_post_init__(self) -> None:
-        faults = []
-        if not _is_api_server(self.server):
-            faults.append(f"server: {self.server!r} is not an API server's URL; give one as https://10.0.0.1:6443")
-        try:
-            without_password(self.server)
-        except ValueError as error:
-            faults = [f"server: {error}"]
-        if not 1 <= self.days <= 365:
-            faults.append(f"days: {self.days} is not valid; give 1 to 365")
         if self.quarantine and not 0 <= (self.quarantine.evict_after or 0) <= LONGEST_EVICT_AFTER:
-            faults.append(f"quarantine.evict_after: give seconds, 0 to {LONGEST_EVICT_AFTER}, or None")
-        faults += [
-            f"required_resources: {name!r} is not an extended resource; give one as rdma/hca_shared_devices_b"
-            for name in self.required_resources
-            if not EXTENDED_RESOURCE.fullmatch(name)
-        ]
-        if faults:
-            raise ValueError("; ".join(faults))
-
-
-def _is_api_server(url: str) -> bool:
-    try:
-        address = urlsplit(url)
-        has_port = address.port != 0
-    except ValueError:
-        return False
-    beyond = address.path.strip("/") or address.query or address.fragment
-    return address.scheme == "https" and bool(address.hostname) and has_port and not beyond
+            raise ValueError(f"quarantine.evict_after: give seconds, 0 to {LONGEST_EVICT_AFTER}, or None")
 
 
 KUBERNETES: Key[Kubernetes | None] = Key("kubernetes", None, record(Kubernetes))
@@ -269,7 +262,6 @@ def deliver(want: ReporterSetup | None) -> Commands:
     yield from replace(have, texts, RESTART, UNIT)
 
 
-# pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
 def _get_token(state: State, host: Host, want: ReporterSetup, new_token: NewToken) -> bool:
     if deploys_itself(host):
         return fail(

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from attrs import frozen
+from attrs import field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from agent.spec.validators import Matches, Within
 from tasks.common import archive, systemd_reload, units
 from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
@@ -30,10 +31,9 @@ Distribution = Literal["kubeadm", "k3s", "rke2"]
 
 NAME = "20-trackbed-gate.conf"
 TEMPLATE = archive.ROOT / "templates" / "kubelet-gate.conf"
-LONGEST = 86400
 # The values become part of a unit file, where white space and '%' are special.
-_PATH = re.compile(r"/[\w./@+-]+")
-_UNIT = re.compile(r"[\w.@:-]+\.service")
+_path = Matches(re.compile(r"/[\w./@+-]+"), "give an absolute path of letters, digits and ./@+_-")
+_unit = Matches(re.compile(r"[\w.@:-]+\.service"), "give a service, as 'kubelet.service'")
 
 
 @frozen
@@ -62,22 +62,14 @@ class Kubelet:
     """
 
     policy: Policy
-    deadline: int | None = None
+    deadline: int | None = field(default=None, validator=Within(1, 86400, "seconds"))
     distribution: Distribution = "kubeadm"
-    unit: str | None = None
-    kubeconfig: str | None = None
+    unit: str | None = field(default=None, validator=_unit)
+    kubeconfig: str | None = field(default=None, validator=_path)
 
     def __attrs_post_init__(self) -> None:
-        if self.deadline is not None and not 1 <= self.deadline <= LONGEST:
-            raise ValueError(f"deadline: {self.deadline} is not valid; give 1 to {LONGEST} seconds, or leave it out")
         if self.deadline is not None and self.policy != "hold":
             raise ValueError("deadline: it applies only to the policy 'hold'; remove it, or give that policy")
-        if self.unit is not None and not _UNIT.fullmatch(self.unit):
-            raise ValueError(f"unit: {self.unit!r} is not a service; give it as 'kubelet.service'")
-        if self.kubeconfig is not None and not _PATH.fullmatch(self.kubeconfig):
-            raise ValueError(
-                f"kubeconfig: {self.kubeconfig!r} is not a valid path; give an absolute one of letters, digits and ./@+_-"
-            )
 
     @property
     def gated(self) -> str:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from gevent.event import Event
 
-from fleet.last_deploy import last_deploy
+from fleet.last_deploy import duration, last_deploy
 from tasks.common import progress
 from tasks.common.archive import ROOT
-from tasks.common.progress import say, shown, slowest
+from tasks.common.progress import shown, slowest
 from tests.deploy.fake import inventory, pyinfra
 
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(name="Nothing", commands=["true"])\n'
@@ -261,4 +261,4 @@ def test_only_the_slowest_are_named() -> None:
     ("seconds", "said"), [(0.04, "0.0 s"), (9.99, "10.0 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s")]
 )
 def test_seconds_are_written_as_minutes_and_seconds(seconds: float, said: str) -> None:
-    assert say(seconds) == said
+    assert duration(seconds) == said
