@@ -6,11 +6,10 @@ if the API server is in the network of a NIC, since the node then reaches the AP
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from ipaddress import ip_address
 from urllib.parse import urlsplit
-from weakref import WeakKeyDictionary
 
 from attrs import frozen
 from pyinfra.api.exceptions import DeployError
@@ -65,13 +64,14 @@ def api_server_warning(spec: NodeSpec, server: str) -> str | None:
     return None
 
 
-def places(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[tuple[str, str], list[Place]]:
+@cache
+def places(inventory: Inventory) -> dict[tuple[str, str], list[Place]]:
     """The places where the hosts' data give an address or a Node's name, by the cluster and by the address or name.
 
     Addresses of hosts with wrong data are left out: their own deploys name the faults.
     """
     given: dict[tuple[str, str], list[Place]] = {}
-    for name, data in hosts:
+    for name, data in ((each.name, each.data.dict()) for each in inventory):  # type: ignore[no-untyped-call]
         own = _node(str(data.get("node_name") or name), name)
         keys = {key: data[key] for key in ("nics", "node_number") if data.get(key) is not None}
         with suppress(SpecError):
@@ -85,9 +85,6 @@ def _node(node_name: str, host_name: str) -> dict[str, Place]:
     return {f"the Node {node_name}": Place(host_name, "node_name")}
 
 
-_PLACES: WeakKeyDictionary[Inventory, dict[tuple[str, str], list[Place]]] = WeakKeyDictionary()
-
-
 def refuse_shared(spec: NodeSpec) -> None:
     """Stop the deploy of a host if another host of its cluster has one of its addresses, or is the same Node.
 
@@ -98,14 +95,11 @@ def refuse_shared(spec: NodeSpec) -> None:
     mine = own_places(spec, host.name) | (_node(spec.node_name, host.name) if KUBERNETES.here() else {})
     if not mine:
         return
-    inventory = host.state.inventory
-    if inventory not in _PLACES:
-        _PLACES[inventory] = places((each.name, each.data.dict()) for each in inventory)  # type: ignore[no-untyped-call]
     cluster = cluster_of(host.data.get(KUBERNETES.name))
     shared = [
         f"{place} and {other} are both {what}; give each host its own node_number, address or node_name"
         for what, place in mine.items()
-        for other in _PLACES[inventory].get((cluster, what), ())
+        for other in places(host.state.inventory).get((cluster, what), ())
         if other.host != host.name
     ]
     if shared:

@@ -29,7 +29,7 @@ from tasks.packages import FIND_PYTHON, INTERPRETERS, NO_PYTHON, NodePython
 
 BASE = "/opt/trackbed"
 UNIT = "trackbed.service"
-UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+UNIT_FILE = f"{units.FOLDER}/{UNIT}"
 TRIAL = "trackbed-upgrade.service"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 

@@ -22,7 +22,7 @@ from agent.spec.nic import DisruptionPolicy, Nic
 from agent.spec.node import NodeSpec
 from agent.spec.strict import structure
 from tasks.common.commands import warn
-from tasks.common.data import host_data
+from tasks.common.data import host_data, this_host
 
 ENGINE_RESTART = Disruption.REBIND
 """Running containers go on, and for a moment none can be started."""
@@ -121,8 +121,7 @@ def summary(by_host: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 def here() -> dict[str, str]:
     """What is deferred on the current host: the reasons, by the steps."""
-    # pyinfra's `host` is a proxy, of which no weak reference can be kept.
-    return _of(host.state.inventory.get_host(host.name))
+    return _of(this_host())
 
 
 def _of(one: Host) -> dict[str, str]:

@@ -19,7 +19,7 @@ from agent.spec.node import NodeSpec
 from tasks import node_spec
 from tasks.common import prefetch
 from tasks.common.commands import Commands, script
-from tasks.common.data import host_data
+from tasks.common.data import host_data, this_host
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, NodeStatus
 from tasks.drivers.gpu_driver import modules as gpu
@@ -267,7 +267,7 @@ def wait(version: str, spec_hash: str, timeout: int) -> Commands:
     if status and status.is_ready_by(version, spec_hash):
         # What was prefetched may be from before the node was ready, when its VFs did not all exist.
         recent = status.report.uptime - status.report.since < prefetch.USABLE_S
-        if recent and (known := prefetch.of(host.state.inventory.get_host(host.name))):
+        if recent and (known := prefetch.of(this_host())):
             known.drop_answers()
         host.noop("the node's hardware has settled")
         return

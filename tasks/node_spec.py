@@ -24,13 +24,14 @@ from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from agent.spec.strict import MOST_FAULTS
 from tasks.agent import BASE, folder
 from tasks.common.archive import ROOT
-from tasks.common.commands import Commands, refuse, script, warn
+from tasks.common.commands import Commands, refuse, warn
 from tasks.common.data import SPEC_KEYS, host_data, unknown_keys, wrong_arguments, wrong_values
 from tasks.common.facts import FactBase
 from tasks.common.status import SPEC
 from tasks.common.texts import replace
 from tasks.packages import INTERPRETERS, NodePython
 
+# 1.0.0 has kept the spec before, too.
 LEFTOVERS = (SPEC, f"{SPEC}.previous")
 
 
@@ -207,12 +208,8 @@ def deliver(spec: NodeSpec, version: str) -> None:
     write(name="Plan and write", spec=spec, version=version, printer=PlanPrinter())
 
 
-# Keeps the previous spec. The reporter, another user, reads this folder. An earlier deploy may have made it with another umask.
-_PREPARE = """
-mkdir -p "${1%/*}"
-chmod 755 "${1%/*}"
-if [ -e "$1" ]; then ln -f "$1" "$1.previous"; fi
-"""
+# The reporter, another user, reads this folder. An earlier deploy may have made it with another umask.
+_READABLE = 'chmod 755 "${1%/*}"\n'
 
 
 @operation()
@@ -241,5 +238,4 @@ def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
         prefix = "cannot be applied" if plan.version == version else "refused by the older agent"
         for blocker in plan.blockers():
             warn(host, f"plan: {prefix}: {blocker}")
-    yield script(_PREPARE, SPEC)
-    yield from replace({}, {SPEC: text})
+    yield from replace({}, {SPEC: text}, _READABLE, SPEC)

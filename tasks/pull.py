@@ -31,6 +31,7 @@ from tasks.common.commands import Commands, changes, script, warn
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.texts import Present
+from tasks.common.units import FOLDER
 from tasks.packages import INTERPRETERS, NO_PYTHON
 
 PROGRAM = "/usr/local/libexec/trackbed-pull"
@@ -38,7 +39,6 @@ SETTINGS = "/etc/trackbed/pull.json"
 KEYRING = "/etc/trackbed/pull.gpg"
 SERVICE = "trackbed-pull.service"
 TIMER = "trackbed-pull.timer"
-UNITS = "/etc/systemd/system"
 TEMPLATES = archive.ROOT / "templates"
 
 CONTENT = (
@@ -65,7 +65,7 @@ LOCAL = "inventories/local.py"
 PINS = archive.ROOT / "requirements" / "pull.txt"
 TARGETS = tuple(f"3.{minor}-{machine}" for minor in range(10, 15) for machine in archive.MACHINES)
 
-PATHS = (f"{UNITS}/{TIMER}", f"{UNITS}/{SERVICE}", PROGRAM, SETTINGS, KEYRING)
+PATHS = (f"{FOLDER}/{TIMER}", f"{FOLDER}/{SERVICE}", PROGRAM, SETTINGS, KEYRING)
 
 
 @frozen
@@ -120,14 +120,14 @@ def serve() -> None:
         files.template(
             name="Service",
             src=str(TEMPLATES / f"{SERVICE}.j2"),
-            dest=f"{UNITS}/{SERVICE}",
+            dest=f"{FOLDER}/{SERVICE}",
             mode="644",
             interpreters=" ".join(INTERPRETERS),
             no_python=NO_PYTHON,
             program=PROGRAM,
         ),
         files.template(
-            name="Timer", src=str(TEMPLATES / f"{TIMER}.j2"), dest=f"{UNITS}/{TIMER}", every=wanted.every, mode="644"
+            name="Timer", src=str(TEMPLATES / f"{TIMER}.j2"), dest=f"{FOLDER}/{TIMER}", every=wanted.every, mode="644"
         ),
     ]
     run(name="Timer runs", units=tuple(written[-2:]))

@@ -23,7 +23,7 @@ from tasks import disruption
 from tasks.common import answers
 from tasks.common.commands import Commands, fail, refuse, script, warn
 from tasks.common.connection import deploys_itself
-from tasks.common.data import task_keys
+from tasks.common.data import task_keys, this_host
 from tasks.common.replay import earlier_operations
 from tasks.common.status import COMMAND, NodeStatus
 from tasks.common.turns import turns_of
@@ -99,7 +99,7 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
     if not host.state.is_executing:
         yield script(_REBOOT)
         return
-    turns = turns_of(host.state.inventory.get_host(host.name), POLICY)
+    turns = turns_of(this_host(), POLICY)
     when = turns.take(host.name)
     if when == "never":
         names = ", ".join(sorted(turns.failed))

@@ -6,7 +6,6 @@ from typing import Literal
 
 from pyinfra.api.command import StringCommand
 
-from tasks.common.facts import FactBase
 from tasks.drivers.gpu_driver import modules as gpu
 from tasks.drivers.ofed import users as ofed
 
@@ -49,16 +48,9 @@ done
 """
 
 
-class RebootUsers(FactBase[list[str]]):
+class RebootUsers(ofed.Users):
     """The users, one line each."""
-
-    default = list
-    prefetched = False
 
     def command(self, of: Of) -> StringCommand:
         """List the users."""
         return self.script(_USERS, "", " ".join(ofed.STORAGE), " ".join(ofed.PEER_MEMORY), of)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Name each once."""
-        return list(dict.fromkeys(output))

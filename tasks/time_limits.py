@@ -7,9 +7,8 @@ that never ends, such as a modprobe that waits in the kernel, would stop the dep
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 from attrs import field, frozen
 from gevent import Timeout
@@ -41,14 +40,11 @@ class TimeLimits:
 
 LIMITS = Key("time_limits", TimeLimits(), record(TimeLimits))
 
-_known: WeakKeyDictionary[Host, TimeLimits] = WeakKeyDictionary()
 
-
+@cache
 def of(host: Host) -> TimeLimits:
     """A host's limits."""
-    if host not in _known:
-        _known[host] = LIMITS.read(host.data.dict(), host.name)  # type: ignore[no-untyped-call]
-    return _known[host]
+    return LIMITS.read(host.data.dict(), host.name)  # type: ignore[no-untyped-call]
 
 
 def within(limit: int, call: Callable[[], T]) -> T:

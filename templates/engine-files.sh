@@ -101,8 +101,7 @@ install_files() {
     if [ -e "$to" ]; then ln "$to" "$near.previous"; fi
     cp -p "$file" "$near.new"
     touch "$near.new"
-    sync "$near.new"
-    mv -T "$near.new" "$to"
+    put "$near.new" "$to"
     changed="$changed $to"
   done
 }

@@ -15,6 +15,7 @@ from attrs import fields, frozen
 from pyinfra.api import arguments
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.exceptions import ArgumentTypeError, DeployError
+from pyinfra.api.host import Host
 from pyinfra.api.util import raise_if_bad_type
 from pyinfra.context import host
 
@@ -60,6 +61,11 @@ class Key(Generic[T]):
     def here(self) -> T:
         """The value for the current host (pyinfra's ``host``)."""
         return self.read(host_data(), host.name)
+
+
+def this_host() -> Host:
+    """The current host itself. pyinfra's ``host`` is a proxy for it, of which no weak reference can be kept."""
+    return host.state.inventory.get_host(host.name)
 
 
 def host_data() -> dict[str, object]:

@@ -8,8 +8,8 @@ from pyinfra.context import host
 
 from tasks.common import systemd_reload
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.facts import FactBase, Lines
-from tasks.common.texts import READ, parsed
+from tasks.common.facts import Lines
+from tasks.common.texts import READ, Texts
 
 FOLDER = "/etc/systemd/system"
 """The folder of units and drop-ins that are no package's."""
@@ -56,18 +56,12 @@ shift 2
 {READ}"""
 
 
-class DropIns(FactBase[dict[str, str]]):
+class DropIns(Texts):
     """The drop-ins of a name in the folders of all units, by path. ``others``: more files, for which no fact is needed then."""
 
-    default = dict
-
-    def command(self, file: str, others: tuple[str, ...] = ()) -> StringCommand:
+    def command(self, file: str, others: tuple[str, ...] = ()) -> StringCommand:  # type: ignore[override]
         """Look for the name in each folder."""
         return self.script(_DROP_INS, FOLDER, file, *others)
-
-    def process(self, output: list[str]) -> dict[str, str]:
-        """Parse what the script prints."""
-        return parsed(output)
 
 
 def is_missing(state: str) -> bool:

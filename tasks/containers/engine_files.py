@@ -19,8 +19,9 @@ from tasks.common import units
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.facts import Yes
+from tasks.common.texts import PUT
 
-SHARED = units.STALE + (ROOT / "templates" / "engine-files.sh").read_text()
+SHARED = units.STALE + PUT + (ROOT / "templates" / "engine-files.sh").read_text()
 
 Engine = Literal["docker", "containerd", "crio"]
 STOPPED_BY_RESTART = f"{SHARED}engine=$1\nstopped_by_restart\n"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary, WeakSet
 
+import cattrs
 from attrs import evolve, frozen
 from pyinfra.api.command import FunctionCommand, StringCommand
 from pyinfra.api.deploy import deploy
@@ -25,7 +26,7 @@ from tasks.common import inventory
 from tasks.common.commands import Commands, fail, refuse, warn
 from tasks.common.facts import FactBase
 from tasks.common.site import root_of
-from tasks.discovery.profiles import Profile, Server, profiles, server
+from tasks.discovery.profiles import Profile, Server, profiles
 from tasks.discovery.texts import data_text, inventory_text
 from tasks.node_spec import node_spec
 from tasks.packages import INTERPRETERS, NodePython
@@ -61,7 +62,7 @@ class NodeInventory(FactBase[Answer]):
         """Parse the line with the JSON object."""
         for line in output:
             if line.startswith("{"):
-                return Answer(server(load(line, LARGEST_REPORT)))
+                return Answer(cattrs.structure(load(line, LARGEST_REPORT), Server))
         return Answer(fault="; ".join(line for line in output if line) or "the agent is not on the node")
 
 

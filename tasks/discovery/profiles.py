@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-import cattrs
 from attrs import field, frozen
 
 Data = dict[str, Any]
@@ -61,14 +60,6 @@ class Profile:
     nics: tuple[Data, ...]
     data: Data
     servers: Mapping[str, Data]
-
-
-def server(document: Mapping[str, Any]) -> Server:
-    """Parse the document.
-
-    :raises Exception: cattrs raises exception groups.
-    """
-    return cattrs.structure(document, Server)
 
 
 def profiles(servers: Mapping[str, Server], taken: Collection[str]) -> list[Profile]:

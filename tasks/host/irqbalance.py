@@ -16,7 +16,7 @@ from tasks.common.texts import Texts, replace
 UNIT = "irqbalance.service"
 SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"
 SCRIPT_SOURCE = archive.ROOT / "templates" / "irqbalance-policy.sh"
-DROP_IN = f"/etc/systemd/system/{UNIT}.d/trackbed.conf"
+DROP_IN = f"{units.FOLDER}/{UNIT}.d/trackbed.conf"
 DROP_IN_SOURCE = archive.ROOT / "templates" / "irqbalance.conf"
 
 LEFTOVERS = (SCRIPT,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from weakref import WeakKeyDictionary
+from functools import cache
 
 from attrs import frozen
 from pyinfra.api.host import Host
@@ -28,7 +28,14 @@ class Access:
         return self.kubeconfig == other.kubeconfig and self.server != other.server and self.ca_file != other.ca_file
 
 
-_HOSTS: WeakKeyDictionary[Inventory, dict[Access, str]] = WeakKeyDictionary()
+@cache
+def _deployed(inventory: Inventory, key: str) -> list[tuple[Access, str]]:
+    """How the clusters of this deploy are reached, each with a host, by the hosts' names."""
+    first: dict[Access, str] = {}
+    for each in inventory.iter_activated_hosts():
+        if isinstance(given := each.data.get(key), Mapping):
+            first.setdefault(_access(given), each.name)
+    return sorted(first.items(), key=lambda item: item[1])
 
 
 def shared_kubeconfig(host: Host, key: str) -> str | None:
@@ -36,14 +43,8 @@ def shared_kubeconfig(host: Host, key: str) -> str | None:
 
     :param key: the inventory's key with `server`, `ca_file` and `kubeconfig`.
     """
-    inventory = host.state.inventory
-    if inventory not in _HOSTS:
-        _HOSTS[inventory] = {}
-        for each in inventory.iter_activated_hosts():
-            if isinstance(given := each.data.get(key), Mapping):
-                _HOSTS[inventory].setdefault(_access(given), each.name)
     mine = _access(host.data.get(key))
-    for other, name in sorted(_HOSTS[inventory].items(), key=lambda item: item[1]):
+    for other, name in _deployed(host.state.inventory, key):
         if mine.excludes(other):
             given = f"the kubeconfig {mine.kubeconfig}" if mine.kubeconfig else "no kubeconfig of its own"
             return (

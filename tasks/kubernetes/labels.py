@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
-from attrs import field, frozen
+from attrs import asdict, field, frozen
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
@@ -20,7 +20,7 @@ from pyinfra.context import host
 from agent.report import names
 from agent.reporter import settings
 from agent.reporter.settings import Label, Role
-from tasks.common import systemd_reload
+from tasks.common import systemd_reload, units
 from tasks.common.commands import Commands, refuse, warn
 from tasks.common.data import Key, host_data, record
 from tasks.common.texts import HEADER, Texts, replace
@@ -32,7 +32,7 @@ from tasks.kubernetes.label_keys import EXTENDED_RESOURCE, Writer, fault, refuse
 LABELS = str(settings.LABELS)
 NFD = "/etc/kubernetes/node-feature-discovery/features.d/trackbed"
 UNIT = "kubelet.service"
-DROP_IN = f"/etc/systemd/system/{UNIT}.d/30-trackbed-registration.conf"
+DROP_IN = f"{units.FOLDER}/{UNIT}.d/30-trackbed-registration.conf"
 
 # NFD: source/local, MaxFeatureFileSize.
 NFD_LIMIT = 65536
@@ -236,7 +236,7 @@ def texts(wanted: Labels, hardware: Hardware, publishes: bool) -> dict[str, str]
     of_reporter = [label for label in labels if wanted.writer(label.key) == "reporter"]
     left = [] if publishes else [label for label in of_reporter if left_to_nfd(label.key, label.value)]
     published = [label for label in of_reporter if label not in left]
-    document = {"labels": [{"key": e.key, "value": e.value, "role": e.role, "resource": e.resource} for e in published]}
+    document = {"labels": list(map(asdict, published))}
     files = {LABELS: json.dumps(document, indent=2) + "\n"}
     given = [label for label in labels if label in left or wanted.writer(label.key) == "nfd"]
     if features := _features([(label.key, label.value) for label in given]):

@@ -26,7 +26,7 @@ from agent.report.records import Disruption
 from tasks.common import answers
 from tasks.common.commands import fail, warn
 from tasks.common.connection import arguments
-from tasks.common.data import host_data
+from tasks.common.data import host_data, this_host
 from tasks.kubernetes import KUBERNETES, kubeconfig_of
 from tasks.kubernetes.clusters import shared_kubeconfig
 
@@ -77,12 +77,7 @@ def _say_what_stays() -> None:
 
 def note_cordoned() -> None:
     """Note that a deploy has cordoned the current host's Node, which is to be said if the host's deploy ends early."""
-    _held[_this()] = "was cordoned for a reboot"
-
-
-def _this() -> Host:
-    # pyinfra's `host` is a proxy, of which no weak reference can be kept.
-    return host.state.inventory.get_host(host.name)
+    _held[this_host()] = "was cordoned for a reboot"
 
 
 def is_member() -> bool:
@@ -121,7 +116,7 @@ def take_out(force: bool) -> tuple[NodeResult, str]:
     result, why = _act(drain, force=force)
     if result != "done":
         # The reason says what became of the Node.
-        _held.pop(_this(), None)
+        _held.pop(this_host(), None)
     return result, why
 
 
@@ -138,14 +133,14 @@ def bring_back(boot_id: str) -> tuple[NodeResult, str]:
         return evolve(maintenance, boot_id=boot_id).bring_back(name)
 
     # From here on the reason says what becomes of the Node.
-    _held.pop(_this(), None)
+    _held.pop(this_host(), None)
     # The API server may be on the rebooted host itself.
     return _act(unless_undone, patience=READY_TIMEOUT)
 
 
 def give_back() -> tuple[NodeResult, str]:
     """Uncordon the Node, or untaint its NIC, at once."""
-    _held.pop(_this(), None)
+    _held.pop(this_host(), None)
     return _act(lambda maintenance, name: maintenance.give_back(name))
 
 
@@ -167,13 +162,13 @@ def left_nic() -> tuple[str, Disruption] | None:
 
     result, why = _act(look)
     if result != "done" and host.state.is_executing:
-        warn(_this(), f"it is unknown whether an earlier deploy has left a NIC tainted: {why}")
+        warn(this_host(), f"it is unknown whether an earlier deploy has left a NIC tainted: {why}")
     return found[0] if found else None
 
 
 def note_nic(nic: str) -> None:
     """Note that a deploy holds a NIC of the current host, which is to be said if the host's deploy ends early."""
-    _held[_this()] = f"has {nic} in maintenance, with its devices tainted"
+    _held[this_host()] = f"has {nic} in maintenance, with its devices tainted"
 
 
 def why_no_nic(nic: str) -> str:
@@ -204,7 +199,7 @@ def change_nic(nic: str, allow: Disruption, force: bool) -> tuple[NodeResult, st
         # A person may press Ctrl-C meanwhile. In the end the reason says what became of the NIC.
         note_nic(nic)
         result = evolve(maintenance, nic=nic, allow=allow, apply_timeout=APPLY_TIMEOUT).maintain(name)
-        _held.pop(_this(), None)
+        _held.pop(this_host(), None)
         return result
 
     return _act(change, force=force)
@@ -236,7 +231,7 @@ class _ThisHost:
         """Run a command, with the arguments that the host's data give."""
         from fleet.inventory import CommandResult, last_lines
 
-        this = _this()
+        this = this_host()
         send = partial(this.run_shell_command, **{**arguments(this), "_timeout": int(timeout)})
         try:
             done, printed, lacks = answers.ask(StringCommand(*map(QuoteString, command)), send)

@@ -14,14 +14,14 @@ from pyinfra.operations import files
 
 from agent.reporter.http.address import Address, CannotServe
 from tasks import agent, kubernetes
-from tasks.common import archive
+from tasks.common import archive, units
 from tasks.common.commands import Commands
 from tasks.common.data import Key
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND
 
 UNIT = kubernetes.UNIT
-UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+UNIT_FILE = f"{units.FOLDER}/{UNIT}"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 
 CREDENTIALS_SINCE = 247

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 from attrs import frozen
 from pyinfra.api.command import StringCommand
@@ -18,7 +18,7 @@ from pyinfra.facts.server import LinuxDistribution
 from agent.spec.node import NodeSpec
 from tasks.common import systemd_reload
 from tasks.common.commands import Commands, script
-from tasks.common.data import host_data
+from tasks.common.data import host_data, this_host
 from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.common.texts import Present
@@ -238,21 +238,17 @@ class OperatingSystem:
         return f"{self.distribution.name} {self.version}"
 
 
-_known: WeakKeyDictionary[Host, OperatingSystem] = WeakKeyDictionary()
-
-
 def system() -> OperatingSystem:
-    """For deploy code: the current host's operating system. It is read once, since a deploy does not change it.
+    """For deploy code: the current host's operating system.
 
     :raises NodeError: the distribution or release is not supported.
     """
-    this = host.state.inventory.get_host(host.name)
-    if this not in _known:
-        _known[this] = _system()
-    return _known[this]
+    return _system(this_host())
 
 
-def _system() -> OperatingSystem:
+# A deploy does not change it.
+@cache
+def _system(host: Host) -> OperatingSystem:
     fact = host.get_fact(LinuxDistribution)
     identity = fact["release_meta"].get("ID", "unknown")
     release = fact["major"] or 0

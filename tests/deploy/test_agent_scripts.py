@@ -130,16 +130,6 @@ def test_the_version_that_runs_stays_if_a_deploy_was_interrupted_after_its_switc
     assert versions(base) == agent.Versions("3-c", "1-a", frozenset({"1-a", "3-c"}))
 
 
-def test_replace_keeps_the_previous_spec(tmp_path: Path) -> None:
-    spec = tmp_path / "node.json"
-    for text in ("one", "two", "three"):
-        sh(node_spec._PREPARE, spec)
-        (tmp_path / "new").write_text(text)
-        (tmp_path / "new").rename(spec)
-    assert (tmp_path / "node.json.previous").read_text() == "two"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.json", "node.json.previous"]
-
-
 PLANNER = """
 import sys
 print(sys.argv[1:], file=sys.stderr)

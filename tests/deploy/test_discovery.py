@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cattrs
 import pytest
 from attrs import evolve
 
 from agent.engine.dry_run import dry_run
 from cli.as_inventory import derive_inventory
 from tasks.discovery import NodeInventory
-from tasks.discovery.profiles import profiles, server
+from tasks.discovery.profiles import Server, profiles
 from tasks.node_spec import node_spec
 from tests.deploy.conftest import Answers, of
 from tests.deploy.examples.inventories import inventory_of
@@ -180,7 +181,7 @@ def test_hosts_that_are_asked_one_by_one_are_all_written(tmp_path: Path) -> None
 
 
 def test_of_two_kinds_of_hardware_with_the_same_drivers_each_has_a_name() -> None:
-    one = server(facts(fleet_of("lab-node", 0)[0], "a"))
+    one = cattrs.structure(facts(fleet_of("lab-node", 0)[0], "a"), Server)
     moved = [evolve(each, address=each.address.replace("0000:", "0001:")) for each in one.functions]
     nics = [
         {**nic, "select": {**nic["select"], "pci": nic["select"]["pci"].replace("0000:", "0001:")}} for nic in one.nics

@@ -18,7 +18,7 @@ from tasks.host import kernel
 
 PERSISTENCE = "nvidia-persistenced"
 FABRIC_MANAGER = "nvidia-fabricmanager"
-DROP_IN = f"/etc/systemd/system/{PERSISTENCE}.service.d/trackbed.conf"
+DROP_IN = f"{units.FOLDER}/{PERSISTENCE}.service.d/trackbed.conf"
 NOT_PERSISTENT = "--no-persistence-mode"
 """With this option, which Ubuntu's unit has, the daemon runs, and the GPUs are not persistent (nvidia-persistenced(1))."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyinfra.api.command import StringCommand
 
-from tasks.common.facts import FactBase
+from tasks.common.facts import Lines
 
 STORAGE = ("ib_iser", "ib_isert", "ib_srp", "ib_srpt", "nvme_rdma", "nvmet_rdma", "rpcrdma", "xprtrdma")
 PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
@@ -113,17 +113,19 @@ done
 """A script that prints one line for each user. The last arguments are the modules that would be unloaded."""
 
 
-class OfedUsers(FactBase[list[str]]):
-    """The users of the given modules, one line each."""
-
-    default = list
+class Users(Lines):
+    """A fact that is the lines of its answer, each once: users of devices."""
 
     prefetched = False
-
-    def command(self, modules: tuple[str, ...]) -> StringCommand:
-        """List the users."""
-        return self.script(USERS, "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
 
     def process(self, output: list[str]) -> list[str]:
         """Name each once."""
         return list(dict.fromkeys(output))
+
+
+class OfedUsers(Users):
+    """The users of the given modules, one line each."""
+
+    def command(self, modules: tuple[str, ...]) -> StringCommand:
+        """List the users."""
+        return self.script(USERS, "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -107,20 +108,20 @@ def _writes(folder: Path) -> bool:
     return True
 
 
-# By inventory and cluster: the first host of the cluster that has a folder, and that folder.
-_folders: WeakKeyDictionary[Inventory, dict[str, tuple[str, Path]]] = WeakKeyDictionary()
+@cache
+def _folders(inventory: Inventory) -> dict[str, tuple[str, Path]]:
+    """The first host of each cluster that has a folder, and that folder."""
+    folders: dict[str, tuple[str, Path]] = {}
+    for each in inventory:
+        if made := _folder_of(each.data.get(DEVICE_PLUGINS.name)):
+            folders.setdefault(cluster_of(each.data.get(KUBERNETES.name)), (each.name, made))
+    return folders
 
 
 def _check_cluster(folder: Path) -> None:
     """All hosts of a cluster, also those outside --limit, must have the same folder."""
-    inventory = host.state.inventory
-    if inventory not in _folders:
-        folders = _folders[inventory] = {}
-        for each in inventory:
-            if made := _folder_of(each.data.get(DEVICE_PLUGINS.name)):
-                folders.setdefault(cluster_of(each.data.get(KUBERNETES.name)), (each.name, made))
     cluster = cluster_of(host.data.get(KUBERNETES.name))
-    other, others_folder = _folders[inventory].get(cluster, (host.name, folder))
+    other, others_folder = _folders(host.state.inventory).get(cluster, (host.name, folder))
     if cluster and others_folder != folder:
         raise DeployError(
             f"{host.name}.{DEVICE_PLUGINS.name}.folder: {other} is in the same cluster, {cluster}, and has the folder "
@@ -179,7 +180,6 @@ class FileChanges:
         return FunctionCommand(_put, (self,), {})
 
 
-# pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
 def _put(state: State, host: Host, files: FileChanges) -> bool:
     try:
         for path, text in files.write.items():
