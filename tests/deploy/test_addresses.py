@@ -28,10 +28,6 @@ def check(hosts: dict[str, dict[str, Any]], name: str) -> None:
         addresses.refuse_shared(node_spec.read())
 
 
-def test_hosts_with_numbers_of_their_own_are_deployed() -> None:
-    check({"gpu-01": {"node_number": 1}, "gpu-02": {"node_number": 2}}, "gpu-01")
-
-
 def test_hosts_with_one_number_are_refused_by_naming_both_places() -> None:
     with pytest.raises(DeployError) as refused:
         check({"gpu-01": {"node_number": 1}, "gpu-02": {"node_number": 1}}, "gpu-02")

@@ -65,9 +65,10 @@ def test_a_nic_that_cannot_be_read_stays_on_the_list(kernel: Kernel) -> None:
     assert (kernel.files.read(LIST), kernel.host.hung_up) == (f"{PF}\n", [])
 
 
-def test_without_irqbalance_no_list_is_written(kernel: Kernel) -> None:
+def test_while_irqbalance_does_not_run_the_list_is_kept_for_its_start(kernel: Kernel) -> None:
     kernel.host.processes.clear()
     assert is_ready(settle(kernel, spec()).conditions)
+    assert kernel.files.read(LIST) == f"{PF}\n"
 
 
 def test_another_policy_keeps_no_list(kernel: Kernel) -> None:
