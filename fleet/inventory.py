@@ -90,7 +90,7 @@ class Inventory:
         """
         path = path.resolve()
         if not path.is_file():
-            raise Failed(f"{path} is not a file; give an inventory's")
+            raise Failed(f"{path} is not a file; give the file of an inventory")
         done = _pyinfra("--json", str(path), "debug-inventory")
         try:
             # What the inventory itself prints comes first.
@@ -188,8 +188,7 @@ def _error(text: str) -> str:
     """What pyinfra says of an inventory; of a traceback, the exception."""
     lines = [line.strip() for line in text.splitlines()]
     said = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Exit)\b", line)]
-    # pyinfra says where it caught the error; the text itself says where it is.
-    return said[-1] if said else re.sub(r"^--> pyinfra error in .* line \d+: ", "", _last(text))
+    return said[-1] if said else _last(text).removeprefix("--> pyinfra error: ")
 
 
 def _last(text: str) -> str:

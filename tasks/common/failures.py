@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from math import ceil
+from traceback import walk_tb
+from types import TracebackType
 from typing import Any
 
 from click import ClickException
@@ -18,6 +20,7 @@ from pyinfra.api.config import Config
 from pyinfra.api.exceptions import ArgumentTypeError, DeployError, PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
+from pyinfra.api.util import PYINFRA_INSTALL_DIR
 from pyinfra.context import host
 
 from tasks.common.commands import fail
@@ -104,6 +107,20 @@ def ends_all(error: Exception) -> bool:
     finds a folder in the place of its file.
     """
     return type(error) is PyinfraError or isinstance(error, DeployError | ArgumentTypeError | ClickException)
+
+
+def placing(find: Callable[[TracebackType], Any]) -> Callable[[TracebackType], Any]:
+    """get_frame_line_from_tb: where in a deploy's files pyinfra has raised an error; None: it was raised in those files.
+
+    Such an error names the place in the inventory. pyinfra would first name the line of Trackbed that found the fault.
+    """
+
+    @wraps(find)
+    def place(traceback: TracebackType) -> Any:
+        *_, (frame, _) = walk_tb(traceback)
+        return find(traceback) if frame.f_code.co_filename.startswith(PYINFRA_INSTALL_DIR) else None
+
+    return place
 
 
 def _say(host: Host, error: Exception) -> None:

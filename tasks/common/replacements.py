@@ -194,6 +194,7 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "pyinfra_cli.cli:_do_confirm": questions.asking_to_go_on,
     "pyinfra_cli.cli:_set_fail_prompts": questions.asking_after_failures,
     "pyinfra_cli.cli:run_ops": lock.running,
+    "pyinfra_cli.exceptions:get_frame_line_from_tb": failures.placing,
     "pyinfra_cli.inventory:make_inventory_from_files": site.reading,
     "pyinfra_cli.inventory:_get_groups_from_filename": lambda _: inventory.groups_of_file,
     "pyinfra_cli.util:_parallel_load_hosts": failures.loading,

@@ -103,7 +103,7 @@ def test_the_faults_of_all_hosts_are_named_at_once_and_one_of_their_group_once(i
     wrong = {name: (FRESH, {**rails, "node_name": name, "node_number": name[-1]}) for name in ("a1", "b2", "c3")}
     done = pyinfra(inventory, "--dry", "--limit", "@fake/[ab]?", **wrong)
     assert done.returncode == 1
-    assert done.stderr.partition("@fake/a1.")[2].split("\n@fake/") == [
+    assert done.stderr.partition("--> pyinfra error: @fake/a1.")[2].split("\n@fake/") == [
         'nics[0].mtu: "9000" is not a whole number (on 2 hosts)',
         'a1.node_number: "1" is not a whole number',
         'b2.node_number: "2" is not a whole number\n',

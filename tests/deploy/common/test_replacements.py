@@ -45,12 +45,17 @@ import inspect, json, sys
 from pathlib import Path
 from pyinfra.api.state import State
 from pyinfra.context import ctx_state
-from pyinfra_cli import cli, inventory, util
+from pyinfra_cli import cli, exceptions, inventory, util
 Path("hosts.py").write_text("hosts = {'a': {}}")
 with ctx_state.use(State()):
     groups = inventory._get_groups_from_filename("hosts.py")
+try:
+    raise ValueError
+except ValueError as error:
+    place = exceptions.get_frame_line_from_tb(error.__traceback__)
 said = [inspect.getsource(each) for each in (util._parallel_load_hosts, cli._do_confirm, cli._set_fail_prompts)]
-print(json.dumps([groups == {}, "raise result" in said[0], "EOFError" not in said[1], "isatty" not in said[2]]))
+needed = ["raise result" in said[0], "EOFError" not in said[1], "isatty" not in said[2]]
+print(json.dumps([groups == {}, place is not None, *needed]))
 """
 
 
@@ -146,8 +151,8 @@ def test_pyinfras_command_line_needs_these_replacements(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", CLI], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    mended = "pyinfra refuses a mapping, fails one host for its exception, or knows that nobody answers"
-    assert json.loads(done.stdout) == [True] * 4, mended
+    mended = "pyinfra refuses a mapping, fails one host, knows that nobody answers, or names no line of a deploy"
+    assert json.loads(done.stdout) == [True] * 5, mended
 
 
 QUESTIONS = {"pyinfra_cli.cli:_do_confirm", "pyinfra_cli.cli:_set_fail_prompts"}
@@ -158,7 +163,8 @@ def test_each_replacement_is_in_the_docs_with_what_it_gains() -> None:
     page = (ROOT / "docs" / "pyinfra.md").read_text()
     assert [place for place in REPLACEMENTS if f"`{place.rpartition(':')[2]}`" not in page] == []
     of_one_host = {"pyinfra.api.operations:_run_host_op_with_context", "pyinfra_cli.util:_parallel_load_hosts"}
-    assert set(REPLACEMENTS) == {*NEEDED, *of_one_host, *AT_THE_SITE, *QUESTIONS}
+    of_errors = {"pyinfra_cli.exceptions:get_frame_line_from_tb"}
+    assert set(REPLACEMENTS) == {*NEEDED, *of_one_host, *AT_THE_SITE, *QUESTIONS, *of_errors}
 
 
 # Both are called on the same line, since they return line numbers.
