@@ -117,7 +117,7 @@ def default_file() -> Path:
     """
     named = [each for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
     if len(named) > 1:
-        raise Misconfigured(f"KUBECONFIG names {len(named)} files, and one can be used; set it to that one")
+        raise Misconfigured(f"KUBECONFIG names {len(named)} files, and only one can be used; set it to that one")
     return expanded(named[0] if named else DEFAULT_KUBECONFIG)
 
 

@@ -230,7 +230,7 @@ def _of_one_link_layer(named: Collection[tuple[LinkLayer, str]]) -> list[str]:
     if named and len(first) == len(second):
         counted = " and ".join(f"{layer} ({', '.join(names)})" for layer, names in of.items())
         raise ValueError(
-            f"hcas: the NICs of the spec have as many ports of {counted}; NCCL can use one kind; give hcas"
+            f"hcas: the NICs of the spec have equally many ports of {counted}; NCCL can use only one kind; give hcas"
         )
     return first
 

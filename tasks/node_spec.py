@@ -227,7 +227,7 @@ def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
         return
     if executing:
         if plan is None:
-            yield refuse(f"the node has no agent to make a plan, so {SPEC} was not written")
+            yield refuse(f"the node has no agent to make a plan, so {SPEC} was not written; deploy again")
             return
         # In mode observe the agent writes nothing, and reports these blockers.
         if plan.blockers() and not (spec.mode == "observe" and plan.understood):

@@ -140,7 +140,9 @@ def configure_engine(engine: Engine, set_as_default: bool, cdi: bool) -> Command
     """
     dry_run = host.get_fact(EngineDryRun, engine=engine, set_as_default=set_as_default, cdi=cdi)
     if dry_run is None:
-        yield refuse(f"container_runtime: {engine} cannot be configured: the node has no nvidia-ctk or no jq")
+        yield refuse(
+            f"container_runtime: {engine} cannot be configured: the node has no nvidia-ctk or no jq; deploy again"
+        )
     else:
         apply, done = _command("apply", engine, set_as_default, cdi), f"{engine} has NVIDIA's runtime"
         restarts = None if engine == "docker" and not cdi else engine

@@ -50,7 +50,7 @@ for python; do if [ -x "$python" ]; then exec "$python" -I -c "$program"; fi; do
 
 def _floors(value: object) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r} is not valid; give a number for each of some tests")
+        raise ValueError(f"{value!r} is not valid; give tests with their numbers, as {{'ib_write_bw': 90}}")
     units = {**{name: test.unit for name, test in TESTS.items()}, ALL_REDUCE: "Gbit/s"}
     for test, floor in value.items():
         if test not in units:

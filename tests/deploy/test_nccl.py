@@ -144,7 +144,7 @@ def test_another_s_file_is_kept_and_restored(node: Node) -> None:
         ({"series": "GU8TF"}, has(CONNECTX), "nccl.series: an instance of GU8TF has 8 GPUs, and this node has 0"),
         ({"series": "GU8TF", "compute_class": "gpu-hpn"}, has(CONNECTX, others=GPUS[:3]), "4 or 8 GPUs, and this node has 3"),
         ({"network_type": 2, "interface": "bond0"}, has(VIRTIO), "the node has no netdev bond0; it has eth0, ens5"),
-        (TYPE, with_ports("InfiniBand", "Ethernet"), "as many ports of InfiniBand (mlx5_0) and Ethernet"),
+        (TYPE, with_ports("InfiniBand", "Ethernet"), "have equally many ports of InfiniBand (mlx5_0) and Ethernet"),
         pytest.param(
             {"network_type": 1, "gid_index": 3},
             has(CONNECTX, {**SECOND, "rdma": [rdma("mlx5_1", (1, "RoCE v2", "fe80::1"), (5, "RoCE v2", "10.0.0.2"))]}),

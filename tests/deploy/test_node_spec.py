@@ -117,7 +117,7 @@ def test_the_first_deploy_plans_once_the_agent_is_staged(node: Node) -> None:
         ({PLAN: ["2-b", '{"changes": 1, "errors": []}', "", "0"]}, "the plan of agent 2-b cannot be read"),
         # Of an agent that is none: it would have ended the deploy of all nodes.
         ({PLAN: ["2-b", '{"changes": [], "errors": [17]}', "", "1"]}, "17"),
-        ({}, "the node has no agent to make a plan"),
+        ({}, "the node has no agent to make a plan, so /etc/trackbed/node.json was not written; deploy again"),
     ],
 )
 def test_nothing_is_written_if_the_spec_cannot_be_applied(node: Node, answers: Answers, message: str) -> None:

@@ -100,7 +100,7 @@ def test_the_operator_s_settings_do_not_matter_if_nothing_changes(node: Node) ->
 @pytest.mark.parametrize(
     ("output", "refused"),
     [
-        ([], "containerd cannot be configured: the node has no nvidia-ctk"),
+        ([], "containerd cannot be configured: the node has no nvidia-ctk or no jq; deploy again"),
         (["fault containerd: it cannot read (4, 1): x"], "containerd: it cannot read (4, 1)"),
         (["ran", "change a", "lost plugins.x.y"], "would change or remove your settings plugins.x.y"),
     ],

@@ -292,7 +292,7 @@ def test_several_files_in_the_environment_are_refused(tmp_path: Path, monkeypatc
     with pytest.raises(Failed) as refused:
         bound_token(None, "n1", 600)
     for said in (trackbed("status").stderr, str(refused.value)):
-        assert "KUBECONFIG names 2 files, and one can be used; set it to that one" in said
+        assert "KUBECONFIG names 2 files, and only one can be used; set it to that one" in said
     monkeypatch.setenv("KUBECONFIG", f":{tmp_path}/kubeconfig")
     assert "https://127.0.0.1:1 cannot be reached" in trackbed("status").stderr
 
