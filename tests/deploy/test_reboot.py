@@ -7,6 +7,7 @@ from typing import Any
 import gevent
 import pytest
 from attrs import evolve
+from pyinfra.api.exceptions import ConnectError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import server
@@ -197,6 +198,21 @@ def test_an_attempt_that_hangs_times_out_and_is_repeated(node: Node, monkeypatch
     with gevent.Timeout(60):
         result = node.deploy(reboot_policy.by_policy, {REQUESTS: DUE}, later)
     assert not result.failed
+
+
+def test_a_host_that_refuses_logins_while_it_boots_is_asked_again(node: Node) -> None:
+    """pam_nologin(8): only root may log in then."""
+    refusals = ["Authentication error (username=deployer)"] * 2
+
+    class Booting(Connector):
+        def connect(self) -> None:
+            if self.state.is_executing and refusals:
+                raise ConnectError(refusals.pop())
+
+    later = {REQUESTS: Turns([DUE, ["boot-2"]]), BOOT_ID: ["boot-2"]}
+    booting = evolve(node, data=ALLOWED, connector=Booting)
+    assert not booting.deploy(reboot_policy.by_policy, {REQUESTS: DUE}, later).failed
+    assert refusals == []
 
 
 def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_connection(node: Node) -> None:
