@@ -77,6 +77,12 @@ asking_for_key = asking(
         "out ssh_key, or give ssh_key_password"
     )
 )
+SUDO_RS = ("sudo: interactive authentication is required", "sudo: Authentication required but not attempted")
+"""What sudo-rs 0.2.15 prints without a password; the second, if it cannot run the program that should tell it one.
+
+Ubuntu 26.04 has sudo-rs as sudo. pyinfra knows the words of sudo-rs 0.2.8, which calls itself sudo-rs.
+"""
+
 asking_for_sudo = asking(
     SSHException(
         "sudo asks for a password, and there is no terminal to enter it: log in as root, or allow the login user to run sudo "

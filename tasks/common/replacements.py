@@ -188,6 +188,7 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "pyinfra.connectors.sshuserclient.client:SSHClient.connect": connection.jumping,
     "pyinfra.connectors.sshuserclient.client:append_hostkey": connection.noting,
     "pyinfra.connectors.ssh_util:getpass": questions.asking_for_key,
+    "pyinfra.connectors.util:SUDO_PASSWORD_REQUIRED_LINES": lambda known: (*known, *questions.SUDO_RS),
     "pyinfra.connectors.util:getpass": questions.asking_for_sudo,
     "pyinfra.connectors.util:read_buffer": facts.reading,
     "pyinfra.progress:_print_spinner": progress.showing,

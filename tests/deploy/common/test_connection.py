@@ -202,6 +202,8 @@ def test_what_is_no_ssh_server_fails_its_host_only(tmp_path: Path) -> None:
     "words",
     [
         pytest.param("sudo-rs: interactive authentication is required", id="pyinfra-1499"),
+        # sudo-rs of Ubuntu 26.04 calls itself sudo.
+        pytest.param("sudo: interactive authentication is required", id="ansible-87423"),
         pytest.param("sudo: a password is required", id="pyinfra-587"),
     ],
 )
@@ -211,17 +213,23 @@ def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path, words
     assert "sudo asks for a password" in said
 
 
-# What sudo prints if /tmp is mounted noexec.
+# What sudo and sudo-rs print if /tmp is mounted noexec.
 NOEXEC = """
 echo "sudo: unable to run $SUDO_ASKPASS: Permission denied" >&2
 echo 'sudo: no password was provided' >&2
 echo 'sudo: a password is required' >&2
 exit 1
 """
+NOEXEC_RS = """
+echo "sudo: Failed to run askpass program $SUDO_ASKPASS: Permission denied (os error 13)" >&2
+echo 'sudo: Authentication required but not attempted' >&2
+exit 1
+"""
 
 
-def test_where_sudo_cannot_run_the_program_with_its_password_the_cause_is_named(tmp_path: Path) -> None:
-    program(tmp_path / "sudo", NOEXEC)
+@pytest.mark.parametrize("sudo", [pytest.param(NOEXEC, id="pyinfra-880"), pytest.param(NOEXEC_RS, id="sudo-rs-1249")])
+def test_where_sudo_cannot_run_the_program_with_its_password_the_cause_is_named(tmp_path: Path, sudo: str) -> None:
+    program(tmp_path / "sudo", sudo)
     said = failed(tmp_path, ("@local", {"_sudo": True, "_sudo_password": tmp_path.name}), path=str(tmp_path))
     assert "see whether /tmp is mounted noexec" in said
 

@@ -27,7 +27,7 @@ from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.sshuserclient import client
 from pyinfra.context import host
 
-from tasks.common import connection
+from tasks.common import connection, questions
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands
 from tasks.common.replacements import REPLACEMENTS
@@ -125,6 +125,9 @@ NEEDED: dict[str, Callable[[], bool]] = {
         FileNotFoundError, note_a_key_without_the_folder
     ),
     "pyinfra.connectors.ssh_util:getpass": lambda: vars(ssh_util)["getpass"] is getpass.getpass,
+    "pyinfra.connectors.util:SUDO_PASSWORD_REQUIRED_LINES": lambda: (
+        questions.SUDO_RS[0] not in util.SUDO_PASSWORD_REQUIRED_LINES
+    ),
     "pyinfra.connectors.util:getpass": lambda: vars(util)["getpass"] is getpass.getpass,
     "pyinfra.connectors.util:read_buffer": lambda: raises(UnicodeDecodeError, read_a_byte_that_is_not_utf_8),
     "pyinfra.progress:_print_spinner": lambda: (
