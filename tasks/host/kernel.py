@@ -165,7 +165,10 @@ def install(release: str | None, headers: bool, system: OperatingSystem) -> Comm
 
 def _kernel(release: str, system: OperatingSystem) -> tuple[Package, ...]:
     if system.family == "rhel":
-        return (Package(*rpm(release)),)
+        name, version = rpm(release)
+        # No other package requires it. On RHEL 10 it has br_netfilter, for one.
+        extra = f"{name}-modules-extra"
+        return (Package(name, version), *([Package(extra, version)] if extra in packages.installed("rhel") else ()))
     if release.endswith(_PROXMOX):
         # Either of the two, which conflict.
         have, unsigned = packages.installed(system.family), f"proxmox-kernel-{release}"

@@ -79,6 +79,34 @@ def test_the_headers_of_elrepo_s_kernels_have_a_name_of_their_own(node: Node, th
     assert [command.endswith(f" add {wanted}-core") for command in result.flat[1:]] == [True] * len(there)
 
 
+@pytest.mark.parametrize(
+    ("running", "release", "there", "more"),
+    [
+        pytest.param(
+            "6.12.0-124.52.2.el10_1.x86_64", "6.12.0-124.55.1.el10_1.x86_64", "kernel-modules-extra",
+            "kernel-modules-extra-6.12.0-124.55.1.el10_1", id="k3s-ansible-536",
+        ),
+        pytest.param(
+            "6.12.0-211.26.1.el10_2.x86_64", "6.12.0-211.30.1.el10_2.x86_64", "kernel-modules-extra",
+            "kernel-modules-extra-6.12.0-211.30.1.el10_2", id="kops-18724",
+        ),
+        (
+            "6.12.0-100.28.2.el10uek.x86_64", "6.12.0-105.51.5.el10uek.x86_64", "kernel-uek-modules-extra",
+            "kernel-uek-modules-extra-6.12.0-105.51.5.el10uek",
+        ),
+        ("6.12.0-124.52.2.el10_1.x86_64", "6.12.0-124.55.1.el10_1.x86_64", "kernel-uek-modules-extra", ""),
+    ],
+)  # fmt: skip
+def test_a_node_keeps_its_extra_modules_with_another_kernel(
+    node: Node, running: str, release: str, there: str, more: str
+) -> None:
+    """On RHEL 10 br_netfilter is one of them. An update of the distribution would bring them along."""
+    node.data = {"kernel": {"release": release, "headers": False}}
+    have = {**ROCKY_9, **RUNNING, "uname -r": running, **rpm(f"{there}=1-1")}
+    names = node.deploy(kernel.pin, have).flat[0].partition(" --disableplugin=versionlock ")[2].split()
+    assert names[1:] == [more] * bool(more)
+
+
 NEWEST, RECOVERY, OLD = "6.11.0-9-aws", "6.11.0-9-aws (recovery mode)", "6.8.0-1008-aws"
 ENTRY = """\
 menuentry '{title}' --class gnu-linux --class os $menuentry_id_option '{id}' {{
