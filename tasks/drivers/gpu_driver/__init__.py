@@ -49,12 +49,14 @@ _CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 # The folder of a release, and the key in it: its file and its fingerprint.
 _2022 = ("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
 _2025 = ("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200")
+_2026 = ("60DF8A40.pub", "14BAFBC7562AD710CA04E69905FBB6DA60DF8A40")
 _RPM = ("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
 _FOLDERS = {
     ("debian", "12"): ("debian12", _2022),
     ("debian", "13"): ("debian13", _2025),
     ("ubuntu", "22.04"): ("ubuntu2204", _2022),
     ("ubuntu", "24.04"): ("ubuntu2404", _2022),
+    ("ubuntu", "26.04"): ("ubuntu2604", _2026),
     **{(name, major): (f"rhel{major}", _RPM) for name in ("rhel", "rocky", "almalinux", "ol") for major in ("8", "9")},
 }
 _ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "sbsa"}

@@ -134,6 +134,7 @@ def test_each_distribution_has_its_packages(
     [
         ("debian", "13", "x86_64", "debian13/x86_64/", "8793F200"),
         ("ubuntu", "24.04", "aarch64", "ubuntu2404/sbsa/", "3bf863cc"),
+        pytest.param("ubuntu", "26.04", "x86_64", "ubuntu2604/x86_64/", "60DF8A40", id="gpu-driver-container-758"),
         ("rocky", "8.10", "x86_64", "rhel8/x86_64", "D42D0685"),
     ],
 )
