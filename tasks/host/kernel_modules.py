@@ -14,11 +14,14 @@ from tasks import reboot
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key
 from tasks.common.facts import Lines
-from tasks.common.texts import HEADER, written
+from tasks.common.texts import HEADER, Present, written
 from tasks.host import kernel
 
 AT_BOOT = "/etc/modules-load.d/trackbed.conf"
 OPTIONS = "/etc/modprobe.d/trackbed.conf"
+DRACUT = "/usr/bin/dracut"
+DRACUT_ITEMS = "/etc/dracut.conf.d/90-trackbed.conf"
+LEFTOVERS = (DRACUT_ITEMS,)
 
 # modprobe drops a backslash, and joins a line that ends in one with the next (getline_wrapped in kmod's libkmod-config.c). The
 # kernel joins parameters up to the next quotation mark (next_arg in lib/cmdline.c).
@@ -110,8 +113,12 @@ def set_options() -> None:
     """Write the file of options, or remove it. It comes before the tasks that install drivers.
 
     A module reads its options when it is loaded, as a driver's package may do, and the initramfs of a new kernel has those of
-    its installation.
+    its installation. In one that dracut makes without its option hostonly, as images for clouds have it, there is no file of
+    /etc/modprobe.d otherwise (modules.d/80base in dracut). There a module would have no options, and nouveau would be loaded.
     """
+    if host.get_fact(Present, paths=(DRACUT,)):
+        items = f'{HEADER}install_optional_items+=" /etc/modprobe.d/trackbed*.conf "\n'
+        written(name="Kernel module options in the initramfs", path=DRACUT_ITEMS, text=items)
     lines = [_option_line(name, parameters) for name, parameters in MODULE_OPTIONS.here().items()]
     written(name="Kernel module options", path=OPTIONS, text=_text(lines))
 

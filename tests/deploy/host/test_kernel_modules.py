@@ -1,10 +1,14 @@
+import re
 import runpy
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from tasks.common.archive import ROOT
 from tasks.common.commands import script
+from tasks.common.texts import Present
+from tasks.drivers import erdma, gpu_driver
 from tasks.host import kernel_modules
 from tasks.host.kernel_modules import PendingModules
 from tasks.packages import signatures
@@ -83,7 +87,10 @@ def test_a_module_is_pending_if_modprobe_would_load_it_whatever_it_says_of_its_f
     assert sh(kernel_modules._PENDING, "ib_umad", programs=tmp_path) == ["ib_umad"] * pending
 
 
-@pytest.mark.parametrize(("known", "said"), [(1, "the kernel 6.8.0-9-kvm has no module ib_umad; install the"), (0, "")])
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [pytest.param(1, "the kernel 6.8.0-9-kvm has no module ib_umad; install the", id="k3s-ansible-419"), (0, "")],
+)
 def test_if_the_kernel_has_no_such_module_the_error_says_which_package_may_have_it(
     tmp_path: Path, known: int, said: str
 ) -> None:
@@ -92,7 +99,8 @@ def test_if_the_kernel_has_no_such_module_the_error_says_which_package_may_have_
     done = ran(load("ib_umad"), tmp_path)
     assert done.returncode == 1
     assert said in done.stderr
-    assert bool(said) == ("linux-modules-extra-6.8.0-9-kvm on Ubuntu" in done.stderr)
+    for package in ("linux-modules-extra-6.8.0-9-kvm on Ubuntu", "kernel-modules-extra-6.8.0-9-kvm on RHEL"):
+        assert bool(said) == (package in done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +123,18 @@ def test_a_kernel_that_loads_no_more_modules_is_named(tmp_path: Path) -> None:
     assert "the kernel loads no more modules in this boot (kernel.modules_disabled); reboot, so" in done.stderr
     # Packages of drivers are not replaced either: with the programs of another version, the loaded ones would not work.
     assert sh(signatures._REFUSED, MACHINE=str(tmp_path)) == [signatures._NO_MORE]
+
+
+def test_an_initramfs_that_dracut_makes_for_any_host_has_the_files_of_modprobe_too(node: Node) -> None:
+    """Without its option hostonly, as images for clouds have it, dracut leaves out /etc/modprobe.d (80base/module-setup.sh)."""
+    node.data = {"gpu_driver": {"version": "580.95.05"}}
+    assert node.deploy(kernel_modules.set_options, {}).uploads == {}
+    made = node.deploy(kernel_modules.set_options, {of(Present): [kernel_modules.DRACUT]})
+    [(path, text)] = made.uploads.items()
+    [items] = re.findall(r'^install_optional_items\+=" (.*) "$', text.decode(), re.MULTILINE)
+    assert path.startswith("/etc/dracut.conf.d/") and path in kernel_modules.LEFTOVERS
+    files = [kernel_modules.OPTIONS, gpu_driver.BLACKLIST, erdma.OPTIONS]
+    assert [file for file in files if not fnmatch(file, items)] == []
 
 
 def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
