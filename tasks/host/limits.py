@@ -117,9 +117,9 @@ for file in "$root"/etc/crio/crio.conf "$root"/etc/crio/crio.conf.d/*; do
     contains "$file"
   fi
 done
-sed -n 's/^[^#]*base_runtime_spec *= *["'\'']\([^"'\'']*\).*/\1/p' "$root"/etc/containerd/*.toml \
-  "$root"/etc/containerd/*/*.toml "$root"/var/lib/rancher/*/agent/etc/containerd/*.toml 2>/dev/null | sort -u |
-  while read -r file; do
+cat "$root"/etc/containerd/*.toml "$root"/etc/containerd/*/*.toml \
+  "$root"/var/lib/rancher/*/agent/etc/containerd/*.toml 2>/dev/null |
+  sed -n 's/^[^#]*base_runtime_spec *= *["'\'']\([^"'\'']*\).*/\1/p' | sort -u | while read -r file; do
   limited='.process.rlimits[]? | select(.type == "RLIMIT_MEMLOCK" and (.hard < 1e18 or .soft < 1e18)) | "limited"'
   if [ "$(jq -r "$limited" "$root$file" 2>/dev/null)" = limited ]; then contains "$root$file"; fi
 done

@@ -184,6 +184,8 @@ dnf() {
     case "$code $message" in
     200\\ *) ;;
     *"transaction lock on "*"(Resource temporarily unavailable)"* | *"Failed to obtain rpm transaction lock"*) ;;
+    *"Rpm transaction failed."*)
+      tail -n 1 "${DNF5_LOG:-/var/log/dnf5.log}" 2>/dev/null | grep -q "transaction lock on " || break ;;
     *) break ;;
     esac
     [ "$left" != 0 ] || break
@@ -196,7 +198,8 @@ dnf() {
 """A shell function that waits up to five minutes for another dnf or rpm. dnf itself would wait for another dnf for ever.
 
 With ``exit_on_lock`` dnf ends with 200 if another process has a lock, and names that process (dnf/lock.py, dnf/cli/main.py).
-For rpm's own lock neither rpm without a terminal (rpmlockAcquire in rpm) nor dnf5 waits, and dnf ends with 1.
+For rpm's own lock neither rpm without a terminal (rpmlockAcquire in rpm) nor dnf5 waits, and dnf ends with 1. What rpm says of
+it is only in the log of dnf5 (tried with dnf5 5.4).
 """
 
 DNF = UNDISTURBED + OLD_SIGNATURES + WAITING_DNF

@@ -23,8 +23,8 @@ enforced() {
     grep -qx Y "$root/sys/module/module/parameters/sig_enforce" 2>/dev/null
 }
 certificates() {
-  sed -n "s/^[[:space:]]*mok_certificate=[\"']\{0,1\}\([^\"']*\).*/\1/p" "$root"/etc/dkms/framework.conf \
-    "$root"/etc/dkms/framework.conf.d/*.conf 2>/dev/null | tail -n 1
+  cat "$root"/etc/dkms/framework.conf "$root"/etc/dkms/framework.conf.d/*.conf 2>/dev/null |
+    sed -n "s/^[[:space:]]*mok_certificate=[\"']\{0,1\}\([^\"']*\).*/\1/p" | tail -n 1
   for each in "$root/var/lib/shim-signed/mok/MOK.der" "$root/var/lib/dkms/mok.pub"; do
     if [ -e "$each" ]; then echo "$each"; fi
   done

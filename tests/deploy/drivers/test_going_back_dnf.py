@@ -89,7 +89,8 @@ class Node:
         (self.root / f"repos/{name}.repo").write_text(text)
 
     def run(self, text: str, *arguments: str) -> list[str]:
-        return sh(text, *arguments, PATH=f"{self.root}/bin:{os.environ['PATH']}")
+        log = f"{self.root}/node/var/log/dnf5.log"
+        return sh(text, *arguments, PATH=f"{self.root}/bin:{os.environ['PATH']}", DNF5_LOG=log)
 
     def install(self, *names: str) -> None:
         """By the deploy's own command."""

@@ -1,5 +1,6 @@
 """What is asked about the signatures of modules before the loaded ones are given up. mokutil and modinfo are stand-ins."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -73,6 +74,17 @@ def test_the_key_that_dkms_signs_with_must_be_enrolled(
     else:
         assert said[0].startswith(f"mlx5_core.ko: {reason.format(key=key)}")
         assert own[0].startswith(reason.format(key=key))
+
+
+def test_a_sed_that_stops_at_a_file_that_is_not_there_reads_the_others_too(tmp_path: Path) -> None:
+    """As sed of uutils 0.3."""
+    sed = shutil.which("sed")
+    program(tmp_path / "sed", f'for each; do case $each in /*) [ -e "$each" ] || exit 1 ;; esac; done; exec {sed} "$@"')
+    machine = Machine(tmp_path / "machine", "is not enrolled")
+    key = machine.key("root/own.der")
+    machine.put("etc/dkms/framework.conf.d/own.conf", f"mok_certificate={key}\n")
+    said = sh(f"{signatures.JUDGED}certificates", programs=tmp_path, MACHINE=str(tmp_path / "machine"))
+    assert said == [str(key)]
 
 
 def test_modules_of_other_signers_are_judged_by_the_kernels_keys(tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from lab.rpm import Rpm
+from tasks.common.commands import script
 from tasks.packages import DNF, vendor_repository
 from tests.deploy.drivers.test_going_back_dnf import Node, repository
-from tests.deploy.scripts import sh
+from tests.deploy.scripts import ran, sh
 from tests.stand_ins import program
 
 HERE = pytest.mark.skipif(
@@ -76,6 +77,20 @@ def test_dnf5_that_does_not_wait_is_run_again(tmp_path: Path) -> None:
     program(tmp_path / "bin/sleep", f"touch {tmp_path}/free")
     assert sh(f"{DNF}dnf install -y jq", PATH=f"{tmp_path}/bin:{os.environ['PATH']}") == []
     assert (tmp_path / "free").exists()
+
+
+RPM_LOCKED = "can't create transaction lock on /usr/lib/sysimage/rpm/.rpm.lock (Resource temporarily unavailable)"
+
+
+@pytest.mark.parametrize(
+    ("log", "waits"), [(f"ERROR [rpm] {RPM_LOCKED}\n", True), (f"ERROR [rpm] {RPM_LOCKED}\nINFO other\n", False)]
+)
+def test_dnf5_says_only_in_its_log_that_rpm_itself_is_at_work(tmp_path: Path, log: str, waits: bool) -> None:
+    (tmp_path / "log").write_text(log)
+    program(tmp_path / "bin/dnf", f"[ -e {tmp_path}/free ] || {{ echo 'Rpm transaction failed.' >&2; exit 1; }}")
+    program(tmp_path / "bin/sleep", f"touch {tmp_path}/free")
+    done = ran(script(f"{DNF}dnf install -y jq"), tmp_path / "bin", DNF5_LOG=str(tmp_path / "log"))
+    assert (done.returncode == 0) is waits
 
 
 # As rpm of RHEL 10 and of RHEL 9, and dnf, print it.
