@@ -15,8 +15,8 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from agent.spec.selector import PCI_ADDRESS
-from agent.spec.validators import Matches, Within
+from agent.spec.selector import pci_address
+from agent.spec.validators import Within
 from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
@@ -40,7 +40,7 @@ class NicFirmware:
     not given is left alone.
     """
 
-    pci: str = field(validator=Matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
+    pci: str = field(validator=pci_address)
     sriov: bool | None = None
     vfs: int | None = field(default=None, validator=Within(0, 1024, "VFs"))
     link_types: tuple[Literal["IB", "ETH"], ...] = field(default=(), validator=_two_at_most)

@@ -45,6 +45,8 @@ netdev_name = Matches(ALTNAME, "give up to 127 bytes, no white space, '/' or ':'
 _netdev = evolve(netdev_name, check=_is_one_netdev)
 nic_name = Matches(NIC_NAME, "use letters, digits, '-', '_' and '.'")
 
+pci_address = Matches(PCI_ADDRESS, "write it as 0000:3b:00.0, in lower case")
+
 _PCI_ID = Matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
 _NICS = Within(1, MOST_NICS, "NICs")
 
@@ -66,7 +68,7 @@ class Selector:
     must be ``min`` (1) to ``max`` (64) of them. The functions of the NICs named in ``without`` do not match.
     """
 
-    pci: str | None = field(default=None, validator=Matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
+    pci: str | None = field(default=None, validator=pci_address)
     mac: str | None = field(default=None, validator=unicast_mac)
     netdev: str | None = field(default=None, validator=_netdev)
     vendor: str | None = field(default=None, validator=_PCI_ID)

@@ -80,7 +80,7 @@ def _mapping(cls: Any) -> Any:
 
     def hook(value: object, _: object) -> Any:
         if not isinstance(value, dict):
-            raise ValueError(f"{_json(value)} is not an object with keys")
+            raise ValueError(f"{_json(value)} is not a mapping")
         _refuse_many(value)
         for key in value:
             _text(key, str)
@@ -160,7 +160,7 @@ def _record(kind: Any) -> Any:
         if isinstance(value, str) and hasattr(kind, OF_TEXT):
             return kind.of_text(_text(value, str))
         if not isinstance(value, dict):
-            raise ValueError(f"{_json(value)} is not an object with keys")
+            raise ValueError(f"{_json(value)} is not a mapping")
         return made()(value, kind)
 
     return hook

@@ -86,7 +86,7 @@ class OneOf:
 
 def _is_unicast(mac: str) -> None:
     if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
-        raise ValueError(f"{mac} is not a unicast address; give one whose first octet is even")
+        raise ValueError(f"{mac} is not a unicast address; give one whose first octet is even, and not all zeros")
 
 
 def _is_list(text: str, below: int = LARGEST) -> None:
