@@ -17,6 +17,7 @@ from typing import Any
 import click
 from attrs import asdict, frozen
 
+from agent.report.names import REPORT, RUN_FOLDER
 from agent.runtime import write_atomically
 from lab import MACHINES, LabError, Node, fleet, logs
 from lab.node import wait
@@ -51,8 +52,12 @@ while sleep 1; do
 done
 """
 _SERVE = "timeout 120 iperf3 --server --one-off; timeout 120 ib_write_bw --ib-dev=$device -R"
+# As with a scheduler, nothing starts on a node that is not ready: its programs would follow each other so closely that a change
+# of their VF, which waits for their end, would be late again and again.
+_READY = f"import json, sys; sys.exit(not json.load(open('{RUN_FOLDER}/{REPORT}'))['ready'])"
 _SEND = (
-    f"timeout 120 iperf3 --client {ADDRESSES[1]} --time 10 && echo iperf3 >> {DONE};"
+    f'python3 -c "{_READY}" || continue;'
+    f" timeout 120 iperf3 --client {ADDRESSES[1]} --time 10 && echo iperf3 >> {DONE};"
     f" timeout 120 ib_write_bw --ib-dev=$device -R --duration 10 {ADDRESSES[1]} && echo ib_write_bw >> {DONE}"
 )
 

@@ -192,7 +192,7 @@ def _deferred(
         return change, Outcome(change, "deferred", error, remedy)
     if change.affected and not policy.force:
         error = f"it would disturb {', '.join(change.affected)}"
-        return change, Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
+        return change, Outcome(change, "deferred", error, "move them away; it is done within a minute after that")
     return change, None
 
 

@@ -75,6 +75,9 @@ def test_what_one_host_answers_wrong_fails_no_other(node: Node, tmp_path: Path) 
     assert done.stdout, done.stderr[-2000:]
     results = json.loads(done.stdout)["results"]
     good = {f"@fake/good{n}" for n in range(GOOD)}
-    assert len(results["operations"]) >= 9
+    # A wrong answer may say that a host needs an operation that the other hosts do not need.
+    everywhere = [operation for operation in results["operations"] if good <= set(operation["no_change"])]
+    assert len(everywhere) >= 9
     for operation in results["operations"]:
-        assert good <= set(operation["no_change"]), operation["name"]
+        met = {*operation["success"], *operation["error"], *operation["no_change"]}
+        assert operation in everywhere or good.isdisjoint(met), operation["name"]
