@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import asdict, define, field
+from attrs import define, field
+from cattrs import unstructure
 
 from agent.report import names
 from fleet.maintenance_record import Record
@@ -122,7 +123,7 @@ def test_a_record_of_another_run_is_left_to_it(commands: Running, by: str, stopp
     code, _, err = during_the_drain(commands, lambda: commands.cluster.note("a", other), stopped)
     assert code == (130 if stopped else 1), err
     assert f"trackbed: a: failed: {by} began to maintain a at 2026 and has not finished" in err
-    assert {name: json.loads(text) for name, text in commands.cluster.recorded().items()} == {"a": asdict(other)}
+    assert {name: json.loads(text) for name, text in commands.cluster.recorded().items()} == {"a": unstructure(other)}
     assert commands.cluster.cordoned() == ["a"]
 
 
