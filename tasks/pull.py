@@ -17,6 +17,7 @@ from pathlib import Path
 
 import click
 from attrs import field, frozen
+from attrs.validators import and_
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -77,8 +78,9 @@ class Pull:
     """
 
     url: str = field(
-        validator=Matches(
-            re.compile(r"(https?|file)://[!-~]+"), "give a URL: https://, http:// or file://", without_password
+        validator=and_(
+            without_password,
+            Matches(re.compile(r"(https?|file)://[!-~]+"), "give a URL: https://, http:// or file://"),
         )
     )
     keyring: str = field(validator=Matches(re.compile(r"[^\n]+"), "give a file's path"))

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from attrs import fields, frozen
+from attrs import Attribute, fields, frozen
 from pyinfra.api import arguments
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.exceptions import ArgumentTypeError, DeployError
@@ -208,19 +208,19 @@ def wrong_values(data: Mapping[str, object], host_name: str) -> list[str]:
     return faults
 
 
-def without_password(url: str) -> None:
-    """Refuse a URL with a user or a password: it would be in arguments on the node, and in files that everybody there reads.
+def without_password(_: object, attribute: Attribute[Any], url: str) -> None:
+    """Validate a field: a URL has no user and no password, since everybody on the node could read them in arguments and files.
 
-    :raises ValueError: it has one, or its host is not valid; the message does not show the URL.
+    It comes before each validator whose message shows the URL.
     """
     try:
         user = urlsplit(url).netloc.rpartition("@")[1]
     except ValueError:  # a message of urllib may show the password
         raise ValueError(
-            "the host of the URL is not valid; give a name, an IPv4 address, or an IPv6 address in brackets"
+            f"{attribute.name}: the host of the URL is not valid; give a name, an IPv4 address, or an IPv6 address in brackets"
         ) from None
     if user:
         raise ValueError(
-            "the URL has a user or a password, which every user of the node could read; give it without a user or password, "
-            "and let the server admit the nodes by their addresses, or apt by /etc/apt/auth.conf.d"
+            f"{attribute.name}: the URL has a user or a password, which every user of the node could read; give it "
+            "without a user or password, and let the server admit the nodes by their addresses, or apt by /etc/apt/auth.conf.d"
         )

@@ -10,11 +10,11 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from attrs import define, field, frozen
-from attrs.validators import deep_iterable
+from attrs import Attribute, define, field, frozen
+from attrs.validators import and_, deep_iterable
 from cryptography import x509
 from pyinfra.api.command import FunctionCommand, StringCommand
 from pyinfra.api.deploy import deploy
@@ -50,19 +50,15 @@ UNIT = "trackbed-reporter.service"
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def _is_api_server(url: str) -> None:
-    without_password(url)
+def _api_server(_: object, attribute: Attribute[Any], url: str) -> None:
     with suppress(ValueError):
         address = urlsplit(url)
         beyond = address.path.strip("/") or address.query or address.fragment
         if address.scheme == "https" and address.hostname and address.port != 0 and not beyond:
             return
-    raise ValueError(f"{url!r} is not an API server's URL; {_AS}")
+    raise ValueError(f"{attribute.name}: {url!r} is not an API server's URL; give one as https://10.0.0.1:6443")
 
 
-_AS = "give one as https://10.0.0.1:6443"
-# The check does all: no message may show a password.
-_api_server = Matches(re.compile(".*"), _AS, _is_api_server)
 _resource = Matches(EXTENDED_RESOURCE, "give an extended resource, as rdma/hca_shared_devices_b")
 
 
@@ -77,7 +73,7 @@ class Kubernetes:
     its pods for a change that waits for them.
     """
 
-    server: str = field(validator=_api_server)
+    server: str = field(validator=and_(without_password, _api_server))
     ca_file: str
     kubeconfig: str | None = None
     days: int = field(default=365, validator=Within(1, 365, "days"))

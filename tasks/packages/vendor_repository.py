@@ -11,6 +11,7 @@ from io import StringIO
 from typing import Any, get_args
 
 from attrs import field, frozen
+from attrs.validators import and_
 from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -61,7 +62,7 @@ def _compact(value: Any) -> Any:
     return "".join(value.split()).upper() if isinstance(value, str) else value
 
 
-WEB = Matches(URL, "give a URL, http:// or https://", without_password)
+WEB = and_(without_password, Matches(URL, "give a URL, http:// or https://"))
 
 
 @frozen
