@@ -140,9 +140,9 @@ class Maintenance:
         return self.again or f"trackbed fleet maintain {name} {self.hosts.words} --allow {self.allow}{device} --resume"
 
     def _step(self, name: str, step: Callable[[], T], left: str = "it stays") -> T | tuple[NodeResult, str]:
-        """Do a step with a node; its result, or what became of the node and the reason.
+        """Do a step with a node. Returns what the step returns; if it fails, the node's result and the reason.
 
-        :param left: whether the node is then cordoned, or its NIC tainted; empty: that is not said.
+        :param left: the reason's words before "cordoned" or "in maintenance", such as "it stays"; empty: it does not say that.
         """
         go_on, undo = self._go_on(name), f"trackbed fleet maintain {name} --undo"
         try:

@@ -1,4 +1,4 @@
-"""Writes a Node, again if others write it at the same time; a patch is also tried again while the API server is restarted."""
+"""Writes a Node. A write is tried again if others write the Node meanwhile; a patch, also while the API server restarts."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from tasks.common.status import SPEC
 from tasks.common.texts import replace
 from tasks.packages import INTERPRETERS, NodePython
 
-# 1.0.0 has kept the spec before, too.
+# Version 1.0.0 also kept the previous spec.
 LEFTOVERS = (SPEC, f"{SPEC}.previous")
 
 

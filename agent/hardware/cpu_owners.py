@@ -45,12 +45,12 @@ class CpuOwners:
 
     @cached_property
     def pods(self) -> Mapping[int, str]:
-        """The owners by CPU, without partitions."""
+        """The pods and claims that own CPUs, by CPU."""
         return {**self.sources.get(CLAIMS, {}), **self.sources.get(PODS, {})}
 
     @cached_property
     def of(self) -> Mapping[int, str]:
-        """The owners by CPU."""
+        """All owners, by CPU."""
         return {**self.sources.get(PARTITIONS, {}), **self.pods}
 
 

@@ -1,4 +1,4 @@
-"""Frames what a node answers to a fact, so that text before the answer is left out, and half an answer is refused.
+"""Frames a node's answer to a fact: text before the answer is left out, and an answer without its end is refused.
 
 A login shell, sudo or a profile may print text before an answer, and a connection may lose its end. So the command of each
 fact, pyinfra's own ones, too, prints a mark first, and one with its exit code last. The marks are random: no answer contains

@@ -70,13 +70,13 @@ HANDSHAKE_S = 60
 takes longer, and so does this process with a large fleet."""
 
 TRIES = 5
-"""How often a connection is tried that sshd, or that of a bastion, drops at once, as beyond MaxStartups (sshd_config(5))."""
+"""How often a connection is tried if the sshd of the host or of a bastion drops it at once, as beyond MaxStartups."""
 
 DROPPED = re.compile(r"SSH protocol banner(\[Errno 104\].*)?\)$")
-"""What paramiko says then."""
+"""What paramiko says of a connection that is dropped at once."""
 
 SECONDS_BETWEEN = (1.0, 4.0)
-"""Of two tries, at random: other hosts connect by the same bastion."""
+"""Seconds between two tries, at random: many hosts may connect through one bastion."""
 
 QUOTED = " 'a' \\\\ !b $c\n`d`"
 """What shells that are not POSIX's change in quoted text: fish drops a backslash, csh ends at the line's end and at `!b`."""
@@ -172,7 +172,7 @@ def _undropped(connect: Callable[[SSHConnector], None], connector: SSHConnector)
 
 
 _of_host = local()
-"""The settings of the host that a greenlet connects to, for the hosts on the way to it."""
+"""The settings of the host to which a greenlet connects. The connections to its bastions have them, too."""
 
 INHERITED = ("_pyinfra_ssh_strict_host_key_checking", "_pyinfra_ssh_known_hosts_file")
 
@@ -186,8 +186,10 @@ def jumping(connect: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(connect)
     def connect_as_host(self: Any, hostname: str, **given: Any) -> None:
+        # pyinfra's message on a changed key reads it, also if that key is a bastion's.
         self._ssh_config = {}
         if (of_host := getattr(_of_host, "settings", None)) is not None:
+            # pyinfra gives the first bastion sock=None, which would replace that of the bastion's own ProxyJump.
             if given.get("sock") is None:
                 given.pop("sock", None)
             connect(self, hostname, **{**of_host, **given})

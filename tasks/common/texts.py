@@ -39,18 +39,22 @@ class Present(Lines):
         return self.script('for path; do if [ -e "$path" ] || [ -L "$path" ]; then echo "$path"; fi; done', *paths)
 
 
-class Texts(FactBase[dict[str, str]]):
-    """The contents of the given files that exist, by path."""
+class Printed(FactBase[dict[str, str]]):
+    """A fact whose script prints files by :data:`READ`: their contents, by path."""
 
     default = dict
-
-    def command(self, paths: tuple[str, ...]) -> StringCommand:
-        """Print all files by one script."""
-        return self.script(READ, *paths)
 
     def process(self, output: list[str]) -> dict[str, str]:
         """Parse what the script prints."""
         return parsed(output)
+
+
+class Texts(Printed):
+    """The contents of the given files that exist, by path."""
+
+    def command(self, paths: tuple[str, ...]) -> StringCommand:
+        """Print all files by one script."""
+        return self.script(READ, *paths)
 
 
 def parsed(output: list[str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pyinfra.context import host
 from tasks.common import systemd_reload
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import Lines
-from tasks.common.texts import READ, Texts
+from tasks.common.texts import READ, Printed
 
 FOLDER = "/etc/systemd/system"
 """The folder of units and drop-ins that are no package's."""
@@ -56,10 +56,10 @@ shift 2
 {READ}"""
 
 
-class DropIns(Texts):
+class DropIns(Printed):
     """The drop-ins of a name in the folders of all units, by path. ``others``: more files, for which no fact is needed then."""
 
-    def command(self, file: str, others: tuple[str, ...] = ()) -> StringCommand:  # type: ignore[override]
+    def command(self, file: str, others: tuple[str, ...] = ()) -> StringCommand:
         """Look for the name in each folder."""
         return self.script(_DROP_INS, FOLDER, file, *others)
 

@@ -93,8 +93,8 @@ def configure(spec: NodeSpec) -> None:
     pools = hugepage_arguments(spec.hugepages) if wanted.hugepages else ()
     arguments = _settable(wanted.arguments, pools)
     set_arguments(name="Kernel arguments", wanted=arguments)
-    if spec.hugepages or any(map(kubelet_states.CPUS.fullmatch, arguments)):
-        kubelet_states.check(name="State files of the kubelet", spec=spec, arguments=arguments)
+    if changed := kubelet_states.changes(spec, arguments):
+        kubelet_states.check(name="State files of the kubelet", changed=changed)
     given = {**spec.sysctls, **wanted.sysctls}
     own = {name: value for name, value in sysctls.KUBELET_VALUES.items() if name in given}
     if others := tuple(name for name, value in own.items() if meaning(name, given[name]) != meaning(name, value)):

@@ -6,6 +6,7 @@ See validateState in pkg/kubelet/cm/memorymanager/policy_static.go and pkg/kubel
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -34,22 +35,29 @@ done
 
 
 class KubeletStates(Lines):
-    """The state files, `memory` and `cpu`, with which the node's kubelet compares what there is when it starts."""
+    """`memory` and `cpu`: the state files that the node's kubelet compares with its memory and CPUs when it starts."""
 
     shell = _STATES
     words = ("",)
 
 
-@operation()
-def check(spec: NodeSpec, arguments: tuple[str, ...]) -> Commands:
-    """Warn of each such file that will not fit.
+def changes(spec: NodeSpec, arguments: Iterable[str]) -> dict[str, str]:
+    """What may change on the node, by the state file that will not fit then.
 
     :param arguments: the kernel arguments that are wanted.
     """
-    changes = {"memory": ("huge pages", spec.hugepages), "cpu": ("CPUs", [*filter(CPUS.fullmatch, arguments)])}
+    cpus = {"cpu": "CPUs"} if any(map(CPUS.fullmatch, arguments)) else {}
+    return {"memory": "huge pages", **cpus} if spec.hugepages else cpus
+
+
+@operation()
+def check(changed: dict[str, str]) -> Commands:
+    """Warn of each state file that will not fit.
+
+    :param changed: the result of :func:`changes`.
+    """
     for state in host.get_fact(KubeletStates):
-        what, wanted = changes[state]
-        if wanted and host.state.is_executing:
+        if (what := changed.get(state)) and host.state.is_executing:
             warn(
                 host,
                 f"this node's kubelet has a static {state}ManagerPolicy: after a change of {what} it does not start until "

@@ -13,6 +13,7 @@ from pyinfra.api.command import StringCommand
 from pyinfra.context import host
 
 from tasks.common.facts import Lines
+from tasks.packages import Family
 
 # DKMS signs with the key of its configuration, else on Ubuntu with that of update-secureboot-policy, else with one that it
 # makes (prepare_signing in dkms). A certificate has its owner's name in plain text. Without files, DKMS's key itself is judged.
@@ -117,6 +118,14 @@ class RefusedModules(Lines):
     def command(self, files: tuple[str, ...]) -> StringCommand:
         """Ask the kernel whether it checks signatures, and mokutil whether the key is enrolled."""
         return self.script(_REFUSED, *files)
+
+
+def refusal_of_packages(key: str, family: Family) -> str | None:
+    """For an operation: the message of :func:`refusal` before packages with modules are installed.
+
+    In the Debian family DKMS builds the modules. In the RHEL family :data:`OF_RPMS` judges those that the packages have.
+    """
+    return refusal(key, *((DKMS,) if family == "debian" else ()))
 
 
 def refusal(key: str, *files: str) -> str | None:

@@ -363,8 +363,7 @@ def install(
 
     :param locked: respect dnf's version locks.
     """
-    # In the RHEL family the script judges the modules, which the packages may have.
-    if module and (problem := signatures.refusal(module, *([signatures.DKMS] if family == "debian" else []))):
+    if module and (problem := signatures.refusal_of_packages(module, family)):
         yield refuse(problem)
         return
     joint = "=" if family == "debian" else "-"

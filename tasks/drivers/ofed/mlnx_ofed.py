@@ -234,7 +234,7 @@ def bundle(wanted: MlnxOfed, family: Family) -> Commands:
     if _only_elsewhere(wanted):
         yield refuse(f"ofed: mlnx_ofed.bundle: the node has no {wanted.bundle} to install; {BY_CONTROL_HOST}")
         return
-    if problem := signatures.refusal("ofed", *([signatures.DKMS] if family == "debian" else [])):
+    if problem := signatures.refusal_of_packages("ofed", family):
         yield refuse(problem)
         return
     if family == "rhel":

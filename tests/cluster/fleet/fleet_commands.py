@@ -1,4 +1,4 @@
-"""What the tests of the fleet's commands share: Nodes that are objects only, and running a command."""
+"""Helpers of the tests of the fleet's commands: Nodes without a kubelet, and a function that runs a command."""
 
 import json
 import os

@@ -37,7 +37,7 @@ UNREADABLE = {"spec": {"acquireTime": YEAR_10000.replace("59-", "59.000000-")}}
 
 
 def managed_at(plane: ControlPlane, when: str, *of: str) -> dict[str, Any]:
-    """A patch that sets the time of all field managers of an object: of a Node, or of its Lease.
+    """A patch that sets the time of all field managers of a Node or a Lease.
 
     A label goes with it: the API server stores no write that changes times alone.
     """
