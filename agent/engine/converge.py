@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -163,15 +163,16 @@ def _announce_lost_vfs(context: PassContext, last: Snapshot, scope: Scope) -> No
     its driver, it removes the VF's link from the PF's folder, whose listing waits for neither (pci_iov_remove_virtfn,
     drivers/pci/iov.c).
     """
-    want = resolve(context.goal.spec, last.functions)
+    counts: Mapping[str, vfs.VfCount] = last[vfs.NAME]
+    before = {address: state.count for address, state in sorted(counts.items()) if state.count}
+    want = resolve(context.goal.spec, last.functions) if before else Wanted(context.goal.spec)
     for address in in_scope(want, scope):
-        before: vfs.VfCount | None = last[vfs.NAME].get(address)
         wanted = want.nics[address].vf_count() or 0
         try:
             there = len(links_to_vfs(context.cache.machine.files, address))
         except OSError:
             continue  # the reading names a device that cannot be read
-        if before is not None and there < min(wanted, before.count):
+        if there < min(wanted, before.get(address, 0)):
             announce(context, want, Change(vfs.NAME, address, "count", there, wanted))
 
 

@@ -118,6 +118,7 @@ def is_away(files: Files, address: str) -> bool:
 # The phys_port_name of a function's own netdev: none, p0, p0s1 for a part of a port (__devlink_port_phys_port_name_get in
 # net/devlink/port.c), n0 (nfp). In switchdev mode the netdevs that represent VFs and subfunctions are in the PF's folder, too,
 # with other names: pf0vf1, c1pf0sf88, pf0vfr1 (ice_repr.c), p0pf0vf1 (ef100_rep.c), pf0s1 (nfp_port.c), 1 (older mlx5).
+PORT_NAME = "/phys_port_name"
 _OWN_PORT = re.compile(r"([np]\d+(s\d+)?)?")
 
 
@@ -138,7 +139,7 @@ def port_netdevs(files: Attributes, address: str) -> list[str]:
     # A VF has no representors, and there may be a thousand VFs: no file of its netdev is read.
     if not names or (len(names) == 1 and physical_function(files, address) != address):
         return names
-    own = [name for name in names if _OWN_PORT.fullmatch(read_or(files, f"{NET}/{name}/phys_port_name", ""))]
+    own = [name for name in names if _OWN_PORT.fullmatch(read_or(files, f"{NET}/{name}{PORT_NAME}", ""))]
     if len(own) < 2:
         return own
     # The PF's netdev is older than representors, should a driver name none of them.

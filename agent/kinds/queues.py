@@ -7,7 +7,7 @@ responsible for interrupts and steering.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
@@ -15,10 +15,11 @@ from attrs import frozen
 
 from agent.hardware.functions import NET, is_away, netdev, pci_of
 from agent.hardware.placement import from_mask, mask
-from agent.hardware.sysfs import names_in, number_or, numbered, parsed, read_or, whole
+from agent.hardware.sysfs import names_in, numbered, parsed, read_or, whole
 from agent.kinds import Reading
 from agent.machine import Attributes, Machine
 from agent.report.records import Change
+from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
@@ -31,6 +32,14 @@ RPS: Final = "rps"
 """The name of the kind that sets the RPS masks of the spec's NICs."""
 
 Masks = Literal["rps", "xps"]
+Table = Literal["rps", "xps", "flows"]
+
+_FILES: Mapping[Table, tuple[str, Callable[[str], Any]]] = {
+    "rps": ("rps_cpus", from_mask),
+    "xps": ("xps_cpus", from_mask),
+    "flows": ("rps_flow_cnt", int),
+}
+"""The file in a queue's folder that has its value of a table, and how the file is read."""
 
 QUEUES = NET + "/{name}/queues"
 # The node's RFS table. The file exists only in the host's network namespace and applies to all (sysctl_net_core.c).
@@ -39,10 +48,10 @@ ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
 
 @frozen
 class Queues:
-    """A netdev's queues by their numbers.
+    """A netdev's queues by their numbers. Only the tables that the spec sets are read.
 
-    ``rps``: the CPUs that process each receive queue's packets. ``flows``: the size of each receive queue's flow table, read
-    if the spec has RFS. ``xps``: the CPUs that send through each transmit queue; empty if there is only one queue.
+    ``rps``: the CPUs that process each receive queue's packets. ``flows``: the size of each receive queue's flow table.
+    ``xps``: the CPUs that send through each transmit queue; empty if there is only one queue.
     """
 
     rps: Mapping[int, frozenset[int]]
@@ -55,7 +64,10 @@ NONE = Queues({}, {}, {})
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Queues]]:
     """The queues of each PF and its VFs, by target; empty for a netdev that cannot be reached."""
-    functions, flows = functions_in_scope(machine.files, want, scope), want.spec.rfs.enable
+    spec = want.spec
+    if not (spec.rps.enable or spec.xps.enable or spec.rfs.enable):
+        return {}
+    functions = functions_in_scope(machine.files, want, scope)
     away = [pci for of_pf in functions.values() for pci in of_pf.values() if is_away(machine.files, pci)]
     places = machine.namespaces.holding(away) if away else {}
     queues: dict[str, dict[str, Queues]] = {}
@@ -64,39 +76,39 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
         for target, pci in of_address.items():
             queues[address][target] = NONE
             if (name := netdev(machine.files, pci)) is not None:
-                queues[address][target] = _read(machine.files, QUEUES.format(name=name), flows)
+                queues[address][target] = _read(machine.files, QUEUES.format(name=name), spec)
             elif pci in places:
                 try:
                     with machine.namespaces.files(places[pci]) as files:
                         if (name := netdev(files, pci)) is not None:
-                            queues[address][target] = _read(files, QUEUES.format(name=name), flows)
+                            queues[address][target] = _read(files, QUEUES.format(name=name), spec)
                 except FileNotFoundError:
                     continue  # the namespace is gone; an event follows when the netdev is back
     return queues
 
 
-def _read(files: Attributes, folder: str, flows: bool) -> Queues:
+def _read(files: Attributes, folder: str, spec: NodeSpec) -> Queues:
     names = names_in(files, folder)
-    receive = {queue: f"{folder}/{name}" for queue, name in numbered(names, "rx-").items()}
-    transmit = {queue: f"{folder}/{name}" for queue, name in numbered(names, "tx-").items()}
+    receive, transmit = numbered(names, "rx-"), numbered(names, "tx-")
     # With a single transmit queue the file exists, but reading it gives ENOENT (net-sysfs.c, xps_cpus_show).
     several = transmit if len(transmit) > 1 else {}
     return Queues(
-        rps={q: _mask(files, f"{p}/rps_cpus") for q, p in receive.items()},
-        flows={q: number_or(files, f"{p}/rps_flow_cnt", 0) for q, p in receive.items()} if flows else {},
-        xps={q: _mask(files, f"{p}/xps_cpus") for q, p in several.items()},
+        rps=_table(files, folder, "rps", receive if spec.rps.enable else {}),
+        flows=_table(files, folder, "flows", receive if spec.rfs.enable else {}),
+        xps=_table(files, folder, "xps", several if spec.xps.enable else {}),
     )
 
 
 def receive_masks(files: Attributes, name: str) -> dict[int, frozenset[int]]:
     """The RPS mask of each receive queue of a netdev of this namespace; empty if there is no such netdev."""
     folder = QUEUES.format(name=name)
-    receive = numbered(names_in(files, folder), "rx-")
-    return {queue: _mask(files, f"{folder}/{name}/rps_cpus") for queue, name in receive.items()}
+    return _table(files, folder, "rps", numbered(names_in(files, folder), "rx-"))
 
 
-def _mask(files: Attributes, path: str) -> frozenset[int]:
-    return parsed(from_mask, read_or(files, path, "0"), path)
+def _table(files: Attributes, folder: str, table: Table, queues: Mapping[int, str]) -> dict[int, Any]:
+    file, parse = _FILES[table]
+    paths = {queue: f"{folder}/{name}/{file}" for queue, name in queues.items()}
+    return {queue: parsed(parse, read_or(files, path, "0"), path) for queue, path in paths.items()}
 
 
 def each(have: Snapshot) -> Iterator[tuple[str, str, Queues]]:
@@ -106,29 +118,21 @@ def each(have: Snapshot) -> Iterator[tuple[str, str, Queues]]:
             yield address, target, queues
 
 
-def mask_reading(want: Wanted, have: Snapshot, kept: Change, masks: Masks, wanted: bool) -> Reading | None:
-    """A queue's RPS or XPS mask, of a netdev of a wanted NIC. ``wanted``: the spec has it set."""
-    value = _observed(want, have, kept, masks)
-    return None if value is None else Reading(format_ranges(value), wanted)
-
-
-def flows(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> int:
-    """The size of a receive queue's flow table. It is not observed once the spec has no RFS.
+def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change, table: Table, wanted: bool) -> Reading | None:
+    """A queue's value of a table; None for a netdev of no wanted NIC. ``wanted``: the spec sets the table.
 
     :raises OSError: there is no such netdev or queue.
     """
-    if (observed := _observed(want, have, kept, "flows")) is not None:
-        return int(observed)
-    with _opened(machine, kept.target) as (files, folder):
-        path = f"{folder}/{kept.field}/rps_flow_cnt"
-        return parsed(int, files.read(path), path)
-
-
-def _observed(want: Wanted, have: Snapshot, kept: Change, table: str) -> Any:
-    """What was read of the queue that a change names (``rx-0``); None if nothing was."""
+    if kept.device not in want.nics:
+        return None
     observed: Queues = have[NAME].get(kept.device, {}).get(kept.target, NONE)
-    number = whole(kept.field.partition("-")[2])
-    return getattr(observed, table).get(number) if kept.device in want.nics else None
+    value = getattr(observed, table).get(whole(kept.field.partition("-")[2]))
+    if value is None:  # the table has left the spec
+        file, parse = _FILES[table]
+        with _opened(machine, kept.target) as (files, folder):
+            path = f"{folder}/{kept.field}/{file}"
+            value = parsed(parse, files.read(path), path)
+    return Reading(value if isinstance(value, int) else format_ranges(value), wanted)
 
 
 def write_mask(machine: Machine, change: Change, masks: Masks) -> None:

@@ -64,7 +64,7 @@ def _rps_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -
     """A receive queue's mask; None if ``rps.netdevs`` sets it since the NIC has left the spec."""
     if rps_netdevs.steers(want, have, vf_links.index(have, kept.target)):
         return None
-    return queues.mask_reading(want, have, kept, queues.RPS, want.spec.rps.enable)
+    return queues.reading(machine, want, have, kept, queues.RPS, want.spec.rps.enable)
 
 
 def _rps_originals(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
@@ -143,9 +143,7 @@ def _rounded(flows: int) -> int:
 def _rfs_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
     if kept.target == HOST:
         return Reading(_entries(machine), want.spec.rfs.enable)
-    if kept.device not in want.nics:
-        return None
-    return Reading(queues.flows(machine, want, have, kept), want.spec.rfs.enable)
+    return queues.reading(machine, want, have, kept, "flows", want.spec.rfs.enable)
 
 
 def _write_rfs(machine: Machine, change: Change) -> None:
@@ -175,7 +173,7 @@ KINDS = (
         NAME=XPS,
         OFF="xps.enable: false",
         plan=_plan_xps,
-        reading=lambda machine, want, have, kept: queues.mask_reading(want, have, kept, XPS, want.spec.xps.enable),
+        reading=lambda machine, want, have, kept: queues.reading(machine, want, have, kept, XPS, want.spec.xps.enable),
         apply=partial(queues.write_mask, masks=XPS),
         **_PARTS,
     ),

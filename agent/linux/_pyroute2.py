@@ -1,6 +1,7 @@
-"""Imports pyroute2 without the modules that it imports for its users and its tests (NDB, IPDB, SQLite, unittest, TLS).
+"""Imports pyroute2 without the modules that it imports for its users and its tests (NDB, IPDB, SQLite, unittest, TLS),
+and without traffic control.
 
-Those modules take eight megabytes of memory. In a process that has imported this module, `from pyroute2 import IPRoute` fails,
+Those modules take nine megabytes of memory. In a process that has imported this module, `from pyroute2 import IPRoute` fails,
 and `from pyroute2.iproute.linux import IPRoute` works. asyncio, which pyroute2 imports, has no TLS there.
 """
 
@@ -26,7 +27,7 @@ class _Nothing:
 if "pyroute2" not in sys.modules and (_spec := find_spec("pyroute2")) is not None:
     sys.modules["pyroute2"] = module_from_spec(_spec)  # its __init__ is not run
 
-_unused = [name for name in ("ssl", "unittest") if name not in sys.modules]
+_unused = [name for name in ("ssl", "unittest", "pyroute2.netlink.rtnl.tcmsg") if name not in sys.modules]
 for _name in _unused:
     sys.modules[_name] = _Nothing()  # type: ignore[assignment]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from hashlib import sha256
 from threading import Lock
 from typing import Any, TextIO
 
@@ -15,6 +14,7 @@ from agent.kinds import bindings
 from agent.report.records import Change, Condition, Report, to_plain
 from agent.report.verdict import is_ready
 from agent.service.spec_in_force import SpecInForce
+from agent.sha256 import digest
 from agent.spec.node import NodeSpec, spec_hash
 
 UP_TO_DATE = "UpToDate"
@@ -96,7 +96,7 @@ def _devices(result: Pass) -> str:
     of_pfs: Mapping[str, bindings.Bindings] = result.have[bindings.NAME]
     drivers = {pf: sorted((index, vf.driver) for index, vf in each.vfs.items()) for pf, each in of_pfs.items()}
     present = [(pf, drivers.get(pf, [])) for pf in sorted(result.want.nics)]
-    return sha256(json.dumps(present).encode()).hexdigest()[:12]
+    return digest(json.dumps(present).encode()).hex()[:12]
 
 
 def _report(spec: NodeSpec | None, conditions: tuple[Condition, ...], in_force: SpecInForce) -> Report:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Literal
 from attrs import Attribute, field, frozen
 
 from agent.documents import LARGEST_SPEC, load, too_large
+from agent.sha256 import digest
 from agent.spec.conflicts import address_conflicts, nic_conflicts, setting_conflicts
 from agent.spec.nic import DisruptionPolicy, Nic
 from agent.spec.selector import name_of
@@ -333,7 +333,7 @@ class NodeSpec:
     @cached_property
     def _hash(self) -> str:
         """:func:`spec_hash`. Cached: each report and each line of the history has it."""
-        return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+        return digest(to_json(self).encode()).hex()[:16]
 
     def _faults(self) -> Iterator[str]:
         yield from nic_conflicts(self.nics, self.irqs.pin)

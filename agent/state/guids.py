@@ -6,10 +6,10 @@ From the driver's source and vendor documents: not run on InfiniBand.
 
 from __future__ import annotations
 
-import hashlib
 from functools import lru_cache
 
 from agent.machine import Link
+from agent.sha256 import digest
 
 # IPoIB's hardware address: 4 octets of flags and queue pair, 8 of the subnet's prefix, 8 of the port's GUID (RFC 4391, 9.1.1).
 ADDRESS_OCTETS = 20
@@ -33,7 +33,7 @@ def derived_guid(guid: str, index: int) -> str:
     on one node (AddressGivenTwice).
     """
     octets = bytes.fromhex(guid.replace(":", ""))
-    hashed = hashlib.sha256(octets[:4]).digest()
+    hashed = digest(octets[:4])
     # 0xFC | 0x02: the last two bits of the first octet say "locally administered" and "not multicast".
     first, third = hashed[0] & 0xFC | 0x02, hashed[2] & 0xF0 | index >> 8
     return bytes([first, hashed[1], third, index & 0xFF, *octets[4:]]).hex(":")

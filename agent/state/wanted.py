@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,6 +13,7 @@ from agent.hardware.functions import HUNG, UNREADABLE, Asked, Function
 from agent.report.reasons import condition
 from agent.report.records import Condition, FunctionFault, Severity
 from agent.report.target import vf_target
+from agent.sha256 import digest
 from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
@@ -132,7 +132,7 @@ def derived_mac(permanent: str, index: int) -> str:
     of one vendor never have the same MAC as long as each PF has at most 1,024 VFs.
     """
     octets = bytes.fromhex(permanent.replace(":", ""))
-    prefix = int.from_bytes(hashlib.sha256(octets[:3]).digest()[:2], "big")
+    prefix = int.from_bytes(digest(octets[:3])[:2], "big")
     made = bytes([prefix >> 8 & 0xFC | 0x02, prefix & 0xFC | index >> 8 & 0x03, index & 0xFF, *octets[3:]])
     return made.hex(":")
 

@@ -49,6 +49,15 @@ def test_masks_and_flow_tables_are_left_alone_unless_asked_for(kernel: Kernel) -
     assert not [path for path, _ in kernel.writes if path.endswith("xps_cpus") or "flow" in path]
 
 
+@pytest.mark.parametrize(
+    ("off", "file"), [("xps", "tx-0/xps_cpus"), ("rps", "rx-0/rps_cpus"), ("rfs", "rx-0/rps_flow_cnt")]
+)
+def test_a_table_that_the_spec_does_not_set_need_not_be_readable(kernel: Kernel, off: str, file: str) -> None:
+    kernel.unreadable.add(f"{NET}/enp33s0/queues/{file}")
+    assert not is_ready(settle(kernel, spec(**{off: {"enable": True}})).conditions)
+    assert is_ready(settle(kernel, spec(**{off: {"enable": False}})).conditions)
+
+
 def test_each_queue_has_its_share_of_the_node_s_flows(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, spec(rfs={"enable": True, "entries": 4096})).conditions)
     assert kernel.files.read(ENTRIES) == "4096"
