@@ -35,13 +35,13 @@ def follow(machine: Machine, wanted: NodeSpec, last: Pass | None = None, *events
     return converge(machine, Goal(wanted), Memory(lambda: 0.0), have, scope)
 
 
-def to_hang(kernel: Kernel, device: str, after: int) -> bool:
+def to_hang(kernel: Kernel, device: str, after: int, wanted: NodeSpec) -> bool:
     """A pass during which the device's driver hangs, after so many calls to it; whether it came so far."""
     kernel.hanging = {device: after}
     view = View.new()
     machine = traced(kernel.machine(), Activity.at(view.descriptor))
     try:
-        follow(machine, spec())
+        follow(machine, wanted)
     except Hang:
         step = view.step()
         assert step is not None
@@ -54,7 +54,17 @@ def to_hang(kernel: Kernel, device: str, after: int) -> bool:
 def test_the_device_whose_driver_does_not_return_is_blamed(device: str) -> None:
     """Whatever is read or written there, and however many devices are read before it."""
     calls = 0
-    while to_hang(two_nics(), device, calls):
+    while to_hang(two_nics(), device, calls, spec()):
+        calls += 1
+    assert calls > 20
+
+
+@pytest.mark.parametrize("vf", ["0000:21:10.0", "0000:21:10.2", "0000:41:10.0", "0000:41:10.2"])
+def test_a_vf_whose_driver_does_not_return_is_blamed(vf: str) -> None:
+    vfs = {"count": 2, "defaults": {"mtu": 9000, "channels": {"combined": 1}}}
+    nics = [{"name": name, "select": {"pci": pf}, "mtu": 9000, "vfs": vfs} for name, pf in (("a", PF0), ("b", PF1))]
+    calls = 0
+    while to_hang(two_nics(), vf, calls, spec_of(*nics)):
         calls += 1
     assert calls > 20
 

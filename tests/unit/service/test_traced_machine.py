@@ -4,12 +4,14 @@ import mmap
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from attrs import evolve
 
+from agent.machine import Link
 from agent.service.activity import SIZE, Activity, View
 from agent.service.traced_machine import traced
 from tests.sim.kernel import Kernel
@@ -19,7 +21,13 @@ SYS = "/sys/bus/pci/devices"
 
 
 class Anything:
-    """A part of a machine that accepts any call."""
+    """A part of a machine that accepts any call. Each function has the netdev ens1f0v0 with the index 7, and interrupt 30."""
+
+    def names(self, path: str) -> list[str]:
+        return {"net": ["ens1f0v0"], "msi_irqs": ["30"]}.get(path.rpartition("/")[2], [])
+
+    def link(self, name: str) -> Link:
+        return Link(7, name, "", "", 1500, True, True)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments, **named: (name, arguments, named)
@@ -83,6 +91,37 @@ def test_a_call_without_an_address_belongs_to_the_device_named_last(machine: Any
     machine.files.write("/proc/irq/30/smp_affinity_list", "1")
     assert device(view) == VF
     machine.files.write("/sys/bus/pci/drivers_probe", PF)
+    assert device(view) == PF
+
+
+def test_a_netdev_and_an_interrupt_belong_to_the_device_that_listed_them(machine: Any, view: View) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: machine.files.read("/sys/class/net/ens1f0v0/mtu"),
+        lambda: machine.netlink.link("ens1f0v0"),
+        lambda: machine.ethtool.settings("channels", 7),
+        lambda: machine.netlink.set_link(7, mtu=9000),
+        lambda: machine.files.write("/proc/irq/30/smp_affinity_list", "1"),
+        lambda: machine.files.read("/sys/kernel/irq/30/actions"),
+    ]
+    for folder in ("net", "msi_irqs"):
+        machine.files.names(f"{SYS}/{VF}/{folder}")
+    for call in calls:
+        for before in (f"{SYS}/{PF}/class", "/run/udev/data/n7"):
+            machine.files.read(before)
+            call()
+            assert device(view) == VF
+    # A netdev of no function gives its index to none.
+    machine.files.names(SYS)
+    machine.files.read(f"{SYS}/{PF}/class")
+    machine.netlink.link("veth0")
+    machine.files.read(f"{SYS}/{VF}/class")
+    machine.ethtool.settings("channels", 7)
+    assert device(view) == VF
+    # A NAPI instance has numbers of its own, and a program, too.
+    machine.files.read(f"{SYS}/{PF}/class")
+    machine.netlink.set_napi(7, {})
+    assert device(view) == PF
+    machine.processes.affinity(7)
     assert device(view) == PF
 
 
