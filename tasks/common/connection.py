@@ -120,6 +120,15 @@ def allow_open_files(hosts: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
+def allow_name_lookups(parallel: int) -> None:
+    """Let the names of so many hosts be looked up at once. gevent looks up ten, in threads.
+
+    A name server that does not answer holds a lookup for ten seconds and more. The other hosts would wait for it.
+    """
+    threads = gevent.get_hub().threadpool
+    threads.maxsize = max(threads.maxsize, parallel)
+
+
 def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnector], None]:
     """SSHConnector.connect: whatever keeps a host from being connected to fails this host alone.
 

@@ -76,6 +76,7 @@ def before_connect(hosts: Inventory, config: Config, limited: list[Host] | None)
     count = len(hosts if limited is None else limited)
     failures.limit(config, count)
     connection.allow_open_files(count)
+    connection.allow_name_lookups(config.PARALLEL)
     stopping.handle_signals()
     return limited
 

@@ -27,6 +27,7 @@ from tasks.common.connection import WAKE_S, TransportFactory
 from tasks.common.replacements import REPLACEMENTS
 from tests.deploy.conftest import state_of
 from tests.deploy.fake import inventory, pyinfra
+from tests.private_namespace import in_namespace
 from tests.stand_ins import program
 
 
@@ -185,6 +186,25 @@ def test_what_no_connection_can_be_made_to_fails_its_host_only(tmp_path: Path) -
     said = failed(tmp_path, *hosts)
     for name, _ in hosts:
         assert f"[{name}] Unicode" in said and f"; see: ssh {name}" in said
+
+
+NAME_SERVER = """
+mount -t tmpfs none /tmp
+printf 'nameserver 127.0.0.1\\noptions timeout:2 attempts:1\\n' > /tmp/resolv.conf
+mount --bind /tmp/resolv.conf /etc/resolv.conf
+ip link set lo up
+"""
+
+
+@in_namespace(NAME_SERVER)
+def test_a_name_server_that_does_not_answer_holds_up_no_other_host() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 53))
+        # gevent alone looks up ten names at once.
+        said = failed(
+            Path("/tmp"), *((f"gpu{number}.test", {}) for number in range(11)), ("localhost", {"ssh_port": 1})
+        )
+    assert said.index("[localhost] ") < said.index("[gpu0.test] ")
 
 
 def test_what_is_no_ssh_server_fails_its_host_only(tmp_path: Path) -> None:
