@@ -32,7 +32,7 @@ from typing import Any
 import gevent
 from attrs import frozen
 from gevent import Timeout
-from paramiko import ChannelException, SSHException, Transport
+from paramiko import ChannelException, PKey, SSHException, Transport
 from pyinfra import logger
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.command import QuoteString, StringCommand
@@ -214,14 +214,22 @@ def jumping(connect: Callable[..., None]) -> Callable[..., None]:
     return connect_as_host
 
 
+REVOKED = set[str]()
+"""The keys of lines of @revoked in known_hosts (sshd(8)), in base64."""
+
+
 def reading_keys(from_line: Callable[..., Any]) -> Callable[..., Any]:
     """HostKeyEntry.from_line: a line that paramiko cannot read, such as one of @cert-authority, costs no other one.
 
     At other exceptions than SSHException, pyinfra leaves out the whole file. Each host is a new one then, and may have any key.
+    The key of a line of @revoked, which paramiko skips, is noted. No host may have it, whatever the line's pattern is.
     """
 
     @wraps(from_line)
     def read_or_skip(line: str, lineno: int | None = None) -> Any:
+        if line.startswith("@revoked"):
+            REVOKED.update(line.split()[3:4])
+            return None
         try:
             return from_line(line, lineno)
         except Exception as error:
@@ -335,6 +343,16 @@ def arguments(host: Host) -> dict[str, Any]:
     return {key: known[key] for key in CONNECTOR_ARGUMENT_KEYS if key in known}  # type: ignore[literal-required]
 
 
+class _Transport(Transport):
+    """A transport that refuses a revoked host key before it sends a password."""
+
+    def get_remote_server_key(self) -> PKey:
+        key = super().get_remote_server_key()
+        if key.get_base64() in REVOKED:
+            raise SSHException("its host key is one that known_hosts revokes (@revoked)")
+        return key
+
+
 @frozen
 class TransportFactory:
     """A ``transport_factory`` for paramiko, that each connection by ssh gets."""
@@ -346,7 +364,7 @@ class TransportFactory:
             # Only Linux has it. Elsewhere TCP's own limits apply.
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_S * 1000)
-        transport = Transport(sock, **settings)
+        transport = _Transport(sock, **settings)
         transport.sock.settimeout(WAKE_S)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = HANDSHAKE_S
         transport.set_keepalive(KEEP_ALIVE_S)

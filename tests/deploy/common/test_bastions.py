@@ -146,6 +146,16 @@ def test_a_line_that_cannot_be_read_lets_no_host_have_another_key(
             connect(settings, "gpu-1")
 
 
+@pytest.mark.parametrize("known", ["gpu-1 {key}\n", ""])
+def test_no_host_may_have_a_revoked_key(tmp_path: Path, known: str) -> None:
+    key = f"{KEY.get_name()} {KEY.get_base64()}"
+    with bastion(tmp_path, ONE) as (node, settings):
+        (tmp_path / "known_hosts").write_text(f"{known.format(key=key)}@revoked * {key}\n")
+        said = failed(tmp_path, ("gpu-1", settings | {"ssh_strict_host_key_checking": "accept-new"}))
+    assert "[gpu-1] " in said and "@revoked" in said
+    assert not node.reached
+
+
 def test_a_connection_that_is_dropped_at_once_is_tried_again(tmp_path: Path) -> None:
     """Beyond MaxStartups, sshd closes it. The third one is answered, here with what is no SSH."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
