@@ -14,9 +14,16 @@ from lab import LabError, Node, fleet, instance
 from lab.cluster import commands, join, manifests
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.planes import WITH_DEVICE_TAINTS, running
-from tests.lab.conftest import eventually, pyinfra, pytest_runtest_protocol, settled, succeeded
+from tests.lab.conftest import (
+    eventually,
+    pyinfra,
+    pytest_runtest_makereport,
+    pytest_runtest_protocol,
+    settled,
+    succeeded,
+)
 
-__all__ = ["pytest_runtest_protocol"]
+__all__ = ["pytest_runtest_makereport", "pytest_runtest_protocol"]
 
 INSTALLED = "installed"
 # For hangs, not for speed: an emulated node takes minutes to boot, and to start a pod, while others run beside it.

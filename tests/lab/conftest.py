@@ -252,14 +252,22 @@ def stalled_nodes(lengths: dict[Path, int]) -> list[str]:
     ]
 
 
+WITH_NODES = frozenset({"fresh_nodes", "three_nodes", "fresh_cluster"})
+"""The fixtures that boot nodes."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Keep what a failed test's nodes said, in one folder that the failure names."""
     outcome: Any = yield
-    if outcome.failed and {"fresh_nodes", "three_nodes"}.intersection(getattr(item, "fixturenames", ())):
-        folder = fleet.nodes()[0].folder.parent / "failures" / re.sub(r"\W+", "-", item.name)
+    if outcome.failed and WITH_NODES.intersection(getattr(item, "fixturenames", ())):
+        try:
+            nodes = fleet.nodes()
+        except LabError:
+            return outcome  # type: ignore[no-any-return]  # there are none: they could not be made
+        folder = nodes[0].folder.parent / "failures" / re.sub(r"\W+", "-", item.name)
         shutil.rmtree(folder, ignore_errors=True)
-        for node in fleet.nodes():
+        for node in nodes:
             logs.keep(node, folder / node.name)
         outcome.sections.append(("lab", f"logs of the nodes: {folder}"))
     return outcome  # type: ignore[no-any-return]
