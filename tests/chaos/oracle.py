@@ -62,30 +62,25 @@ def _functions() -> dict[str, bool]:
 
 
 def state_with_events(functions: dict[str, bool]) -> dict[str, str]:
-    """The state whose changes cause a uevent or an rtnetlink event, by function.
-
-    A netdev's name is no part of it: the spec gives none, so the node may be ready with another one.
-    """
+    """The state whose changes cause a uevent or an rtnetlink event, by function and by netdev."""
     state = {}
     for pci, is_pf in functions.items():
         state[pci] = " ".join([_link(f"{PCI}/{pci}/driver"), *(_vfs(pci) if is_pf else ())])
-        for number, netdev in enumerate(_names(f"{PCI}/{pci}/net")):
+        for netdev in _names(f"{PCI}/{pci}/net"):
             flags = int(_text(f"{NET}/{netdev}/flags") or "0", 16) & UP
-            state[f"{pci} netdev {number}"] = (
-                f"{flags} {_text(f'{NET}/{netdev}/mtu')} {_text(f'{NET}/{netdev}/address')}"
-            )
+            state[f"{pci} {netdev}"] = f"{flags} {_text(f'{NET}/{netdev}/mtu')} {_text(f'{NET}/{netdev}/address')}"
     return state
 
 
 def state_without_events(functions: dict[str, bool]) -> dict[str, str]:
-    """The steering of each queue; interrupts by their names, since a driver's start changes their numbers."""
+    """The steering of each queue, by netdev; interrupts by their names, since a driver's start changes their numbers."""
     state = {}
     names = {words[0][:-1]: words[-1] for words in map(str.split, _text("/proc/interrupts").splitlines()[1:])}
     for pci in functions:
         for netdev in _names(f"{PCI}/{pci}/net"):
             for queue in _names(f"{NET}/{netdev}/queues"):
                 kind = "rps_cpus" if queue.startswith("rx") else "xps_cpus"
-                state[f"{pci} {queue}"] = _text(f"{NET}/{netdev}/queues/{queue}/{kind}")
+                state[f"{netdev} {queue}"] = _text(f"{NET}/{netdev}/queues/{queue}/{kind}")
         for number in _names(f"{PCI}/{pci}/msi_irqs"):
             if name := names.get(number):
                 state[f"{pci} {name}"] = _text(f"/proc/irq/{number}/smp_affinity_list")
