@@ -140,7 +140,7 @@ class Maintenance:
         return self.again or f"trackbed fleet maintain {name} {self.hosts.words} --allow {self.allow}{device} --resume"
 
     def _step(self, name: str, step: Callable[[], T], left: str = "it stays") -> T | tuple[NodeResult, str]:
-        """Do a step with a node. Returns what the step returns; if it fails, the node's result and the reason.
+        """Run a step of a node's maintenance. Returns the step's result; if it fails, the node's result and the reason.
 
         :param left: the reason's words before "cordoned" or "in maintenance", such as "it stays"; empty: it does not say that.
         """

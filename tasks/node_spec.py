@@ -31,7 +31,7 @@ from tasks.common.status import SPEC
 from tasks.common.texts import replace
 from tasks.packages import INTERPRETERS, NodePython
 
-# Version 1.0.0 also kept the previous spec.
+# Version 1.0.0 wrote the previous spec into the second file.
 LEFTOVERS = (SPEC, f"{SPEC}.previous")
 
 

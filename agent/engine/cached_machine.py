@@ -1,4 +1,4 @@
-"""Caches reads of links, directories, symlinks and namespaces until forget() is called: several kinds read the same ones."""
+"""Caches links, directories, symlinks, names of ports and namespaces until forget() is called: several kinds read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CachedMachine:
     def __init__(self, machine: Machine) -> None:
         link, names = cache(machine.netlink.link), cache(machine.files.names)
         holding = cache(machine.namespaces.holding)
-        # These two answer for what is absent, too: a cache keeps no error, and most PFs lack both.
+        # Most PFs have neither physfn nor phys_port_name. functools.cache keeps no error, so absence is a value here.
         present, port_name = (
             cache(partial(target_of, machine.files)),
             cache(partial(read_or, machine.files, default="")),

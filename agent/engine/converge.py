@@ -164,8 +164,10 @@ def _announce_lost_vfs(context: PassContext, last: Snapshot, scope: Scope) -> No
     drivers/pci/iov.c).
     """
     counts: Mapping[str, vfs.VfCount] = last[vfs.NAME]
-    before = {address: state.count for address, state in sorted(counts.items()) if state.count}
-    want = resolve(context.goal.spec, last.functions) if before else Wanted(context.goal.spec)
+    before = {address: state.count for address, state in counts.items() if state.count}
+    if not before:
+        return
+    want = resolve(context.goal.spec, last.functions)
     for address in in_scope(want, scope):
         wanted = want.nics[address].vf_count() or 0
         try:

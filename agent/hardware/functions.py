@@ -115,10 +115,12 @@ def is_away(files: Files, address: str) -> bool:
     return bound is not None and netdev(files, address) is None and has_netdev(files, address, bound)
 
 
+PORT_NAME = "/phys_port_name"
+"""The end of the path of the file that names a netdev's port."""
+
 # The phys_port_name of a function's own netdev: none, p0, p0s1 for a part of a port (__devlink_port_phys_port_name_get in
 # net/devlink/port.c), n0 (nfp). In switchdev mode the netdevs that represent VFs and subfunctions are in the PF's folder, too,
 # with other names: pf0vf1, c1pf0sf88, pf0vfr1 (ice_repr.c), p0pf0vf1 (ef100_rep.c), pf0s1 (nfp_port.c), 1 (older mlx5).
-PORT_NAME = "/phys_port_name"
 _OWN_PORT = re.compile(r"([np]\d+(s\d+)?)?")
 
 

@@ -31,7 +31,6 @@ AFTER = ("irqs",)
 RPS: Final = "rps"
 """The name of the kind that sets the RPS masks of the spec's NICs."""
 
-Masks = Literal["rps", "xps"]
 Table = Literal["rps", "xps", "flows"]
 
 _FILES: Mapping[Table, tuple[str, Callable[[str], Any]]] = {
@@ -39,7 +38,7 @@ _FILES: Mapping[Table, tuple[str, Callable[[str], Any]]] = {
     "xps": ("xps_cpus", from_mask),
     "flows": ("rps_flow_cnt", int),
 }
-"""The file in a queue's folder that has its value of a table, and how the file is read."""
+"""For each table: the file in a queue's folder, and the function that parses its text."""
 
 QUEUES = NET + "/{name}/queues"
 # The node's RFS table. The file exists only in the host's network namespace and applies to all (sysctl_net_core.c).
@@ -119,7 +118,7 @@ def each(have: Snapshot) -> Iterator[tuple[str, str, Queues]]:
 
 
 def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change, table: Table, wanted: bool) -> Reading | None:
-    """A queue's value of a table; None for a netdev of no wanted NIC. ``wanted``: the spec sets the table.
+    """The value that a change's queue has in a table; None if the NIC is not wanted. ``wanted``: the spec sets this table.
 
     :raises OSError: there is no such netdev or queue.
     """
@@ -135,15 +134,11 @@ def reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change, table:
     return Reading(value if isinstance(value, int) else format_ranges(value), wanted)
 
 
-def write_mask(machine: Machine, change: Change, masks: Masks) -> None:
-    """Write the mask of a change's queue."""
-    write(machine, change.target, f"{change.field}/{masks}_cpus", mask(parse_ranges(str(change.after))))
-
-
-def write(machine: Machine, target: str, path: str, text: str) -> None:
-    """Write one file (``rx-0/rps_cpus``) of a target's netdev, in the network namespace that has it now."""
-    with _opened(machine, target) as (files, folder):
-        files.write(f"{folder}/{path}", text)
+def write(machine: Machine, change: Change, table: Table) -> None:
+    """Write the new value of a change's queue, in the network namespace that has the netdev now."""
+    text = str(change.after) if table == "flows" else mask(parse_ranges(str(change.after)))
+    with _opened(machine, change.target) as (files, folder):
+        files.write(f"{folder}/{change.field}/{_FILES[table][0]}", text)
 
 
 @contextmanager

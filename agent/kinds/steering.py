@@ -150,7 +150,7 @@ def _write_rfs(machine: Machine, change: Change) -> None:
     if change.target == HOST:
         machine.files.write(queues.ENTRIES, str(change.after))
     else:
-        queues.write(machine, change.target, f"{change.field}/rps_flow_cnt", str(change.after))
+        queues.write(machine, change, "flows")
 
 
 _PARTS: dict[str, Any] = {
@@ -166,7 +166,7 @@ KINDS = (
         plan=_plan_rps,
         reading=_rps_reading,
         originals_of=_rps_originals,
-        apply=partial(queues.write_mask, masks=queues.RPS),
+        apply=partial(queues.write, table=queues.RPS),
         **_PARTS,
     ),
     Kind(
@@ -174,7 +174,7 @@ KINDS = (
         OFF="xps.enable: false",
         plan=_plan_xps,
         reading=lambda machine, want, have, kept: queues.reading(machine, want, have, kept, XPS, want.spec.xps.enable),
-        apply=partial(queues.write_mask, masks=XPS),
+        apply=partial(queues.write, table=XPS),
         **_PARTS,
     ),
     Kind(

@@ -1,5 +1,4 @@
-"""Imports pyroute2 without the modules that it imports for its users and its tests (NDB, IPDB, SQLite, unittest, TLS),
-and without traffic control.
+"""Imports pyroute2 without modules that nothing here uses: NDB, IPDB, SQLite, unittest, TLS and traffic control.
 
 Those modules take nine megabytes of memory. In a process that has imported this module, `from pyroute2 import IPRoute` fails,
 and `from pyroute2.iproute.linux import IPRoute` works. asyncio, which pyroute2 imports, has no TLS there.

@@ -12,11 +12,11 @@ from agent.service.activity import Activity
 from agent.spec.selector import PCI_ADDRESS
 
 _DEVICES = f"{PCI}/"
-# Paths that name no PCI address, but a netdev, an RDMA device or an interrupt.
+# Paths with the name of a netdev or an RDMA device, or the number of an interrupt, and without a PCI address.
 _BY_NAME = ("/sys/class/", "/sys/kernel/irq/", "/proc/irq/")
-# The folders of a PCI function that list these.
+# The folders in which a PCI function lists its netdevs, RDMA devices and interrupts.
 _FOLDERS = frozenset({"net", "infiniband", "msi_irqs"})
-# Their numbers are none of netdevs.
+# Calls whose numbers are not the indexes of netdevs.
 _OTHER_NUMBERS = frozenset({"set_napi", "affinity", "set_affinity"})
 
 
@@ -30,10 +30,10 @@ def traced(machine: Machine, activity: Activity) -> Machine:
 
 
 class _Tracer:
-    """Finds the device of a call: the one that its arguments name, else the device of the call before.
+    """Finds the device that a call concerns. If its arguments name no device, that is the device of the last call.
 
-    ``_owners``: the device of each netdev, RDMA device and interrupt that was listed in its folder, and of each netdev's index.
-    They are known also while the pass's cache answers for the folder.
+    ``_owners``: the device of each netdev, RDMA device and interrupt by its name, and of each netdev by its index. The pass's
+    cache may have answered the question for the device, so the last call may concern another one.
     """
 
     def __init__(self, activity: Activity) -> None:
@@ -56,7 +56,7 @@ class _Tracer:
         self._activity.call(self._device, f"{name} {text}")
 
     def learn(self, name: str, arguments: tuple[Any, ...], result: Any) -> None:
-        """Note whose netdevs, RDMA devices or interrupts a call has listed, or whose index a link has."""
+        """Note the device of the netdevs, RDMA devices or interrupts that a call has listed, or of a link's index."""
         if name == "link":
             if result is not None and arguments[0] in self._owners:
                 self._owners[result.ifindex] = self._device

@@ -73,7 +73,7 @@ TRIES = 5
 """How often a connection is tried if the sshd of the host or of a bastion drops it at once, as beyond MaxStartups."""
 
 DROPPED = re.compile(r"SSH protocol banner(\[Errno 104\].*)?\)$")
-"""What paramiko says of a connection that is dropped at once."""
+"""The end of paramiko's error if a connection is dropped at once."""
 
 SECONDS_BETWEEN = (1.0, 4.0)
 """Seconds between two tries, at random: many hosts may connect through one bastion."""
@@ -121,9 +121,9 @@ def allow_open_files(hosts: int) -> None:
 
 
 def allow_name_lookups(parallel: int) -> None:
-    """Let the names of so many hosts be looked up at once. gevent looks up ten, in threads.
+    """Let so many host names be looked up at once; gevent's limit is ten.
 
-    A name server that does not answer holds a lookup for ten seconds and more. The other hosts would wait for it.
+    If a name server does not answer, a lookup takes ten seconds or more. Beyond the limit, the other hosts wait for it.
     """
     threads = gevent.get_hub().threadpool
     threads.maxsize = max(threads.maxsize, parallel)
@@ -215,14 +215,14 @@ def jumping(connect: Callable[..., None]) -> Callable[..., None]:
 
 
 REVOKED = set[str]()
-"""The keys of lines of @revoked in known_hosts (sshd(8)), in base64."""
+"""The host keys that known_hosts marks with @revoked (sshd(8)), in base64."""
 
 
 def reading_keys(from_line: Callable[..., Any]) -> Callable[..., Any]:
     """HostKeyEntry.from_line: a line that paramiko cannot read, such as one of @cert-authority, costs no other one.
 
     At other exceptions than SSHException, pyinfra leaves out the whole file. Each host is a new one then, and may have any key.
-    The key of a line of @revoked, which paramiko skips, is noted. No host may have it, whatever the line's pattern is.
+    paramiko also skips lines with @revoked. Their keys are noted in :data:`REVOKED`: no host may have them, whatever its name.
     """
 
     @wraps(from_line)

@@ -42,7 +42,7 @@ class KubeletStates(Lines):
 
 
 def changes(spec: NodeSpec, arguments: Iterable[str]) -> dict[str, str]:
-    """What may change on the node, by the state file that will not fit then.
+    """What this spec and these kernel arguments may change on the node, by the state file that does not match afterwards.
 
     :param arguments: the kernel arguments that are wanted.
     """
@@ -52,7 +52,7 @@ def changes(spec: NodeSpec, arguments: Iterable[str]) -> dict[str, str]:
 
 @operation()
 def check(changed: dict[str, str]) -> Commands:
-    """Warn of each state file that will not fit.
+    """Warn of each state file on the node that will not match after a change.
 
     :param changed: the result of :func:`changes`.
     """

@@ -117,7 +117,7 @@ def test_a_netdev_and_an_interrupt_belong_to_the_device_that_listed_them(machine
     machine.files.read(f"{SYS}/{VF}/class")
     machine.ethtool.settings("channels", 7)
     assert device(view) == VF
-    # A NAPI instance has numbers of its own, and a program, too.
+    # NAPI instances and processes have numbers of their own.
     machine.files.read(f"{SYS}/{PF}/class")
     machine.netlink.set_napi(7, {})
     assert device(view) == PF
