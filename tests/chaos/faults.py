@@ -32,7 +32,7 @@ class Fault:
 
     ``holds``: seconds between both. ``keeps_vfs``: whether the VFs, and so one in use, are there all the time.
     ``repair_disturbs``: the repair disturbs the VF in use, so the agent has to wait until the VF is back.
-    ``unclaimed``: the netdev of a VF that the fault binds to another driver. The lab's spec gives no driver, so the agent
+    ``unclaimed``: the PCI address of a VF that the fault binds to another driver. The lab's spec gives no driver, so the agent
     leaves that VF alone, and the node may be ready meanwhile.
     ``silences``: the agent cannot answer while it lasts, so readers trust the report until its heartbeat is stale.
     ``mutes``: the reporter cannot publish while it lasts, and may wait for a while before it tries again.
@@ -288,7 +288,7 @@ FAULTS = (
         ' if [ "$(basename "$(readlink $vf/driver)")" = vfio-pci ]; then pci=$(basename $(readlink $vf));'
         " echo > $vf/driver_override; echo $pci > $vf/driver/unbind; echo $pci > /sys/bus/pci/drivers_probe; fi",
         10.0,
-        unclaimed=f"{PF}v3",
+        unclaimed=FIRST.vf_pcis[3],
         needs=f"test -e {DEVICE}/virtfn3/iommu_group && modprobe vfio-pci",
     ),
     Fault(

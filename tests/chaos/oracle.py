@@ -7,6 +7,7 @@ only what takes no lock that the kernel holds while it makes or deletes VFs: nam
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import time
 from typing import Any
 
 PCI = "/sys/bus/pci/devices"
-NET = "/sys/class/net"
+INTERRUPTS = "/proc/interrupts"
+SPEC = "/etc/trackbed/node.json"
 REPORT = "/run/trackbed/report.json"
 STALE = 30.0
 """Seconds after which every reader of a report counts the node as not ready (docs/processes.md)."""
@@ -62,48 +64,62 @@ def _functions() -> dict[str, bool]:
 
 
 def state_with_events(functions: dict[str, bool]) -> dict[str, str]:
-    """The state whose changes cause a uevent or an rtnetlink event, by function and by netdev."""
+    """The state whose changes cause a uevent or an rtnetlink event, by function. Each function here has one netdev."""
     state = {}
     for pci, is_pf in functions.items():
         state[pci] = " ".join([_link(f"{PCI}/{pci}/driver"), *(_vfs(pci) if is_pf else ())])
-        for netdev in _names(f"{PCI}/{pci}/net"):
-            flags = int(_text(f"{NET}/{netdev}/flags") or "0", 16) & UP
-            state[f"{pci} {netdev}"] = f"{flags} {_text(f'{NET}/{netdev}/mtu')} {_text(f'{NET}/{netdev}/address')}"
+        for name in _names(f"{PCI}/{pci}/net"):
+            netdev = f"{PCI}/{pci}/net/{name}"
+            flags = int(_text(f"{netdev}/flags") or "0", 16) & UP
+            state[f"{pci} netdev"] = f"{flags} {_text(f'{netdev}/mtu')} {_text(f'{netdev}/address')}"
+            state[f"{pci} netdev name"] = name
     return state
 
 
 def state_without_events(functions: dict[str, bool]) -> dict[str, str]:
-    """The steering of each queue, by netdev; interrupts by their names, since a driver's start changes their numbers."""
+    """The steering of each queue, by function; interrupts by their names, since a driver's start changes their numbers."""
     state = {}
-    names = {words[0][:-1]: words[-1] for words in map(str.split, _text("/proc/interrupts").splitlines()[1:])}
+    names = {words[0][:-1]: words[-1] for words in map(str.split, _text(INTERRUPTS).splitlines()[1:])}
     for pci in functions:
         for netdev in _names(f"{PCI}/{pci}/net"):
-            for queue in _names(f"{NET}/{netdev}/queues"):
+            queues = f"{PCI}/{pci}/net/{netdev}/queues"
+            for queue in _names(queues):
                 kind = "rps_cpus" if queue.startswith("rx") else "xps_cpus"
-                state[f"{netdev} {queue}"] = _text(f"{NET}/{netdev}/queues/{queue}/{kind}")
+                state[f"{pci} netdev {queue}"] = _text(f"{queues}/{queue}/{kind}")
         for number in _names(f"{PCI}/{pci}/msi_irqs"):
             if name := names.get(number):
-                state[f"{pci} {name}"] = _text(f"/proc/irq/{number}/smp_affinity_list")
+                # igb and igbvf call an interrupt NETDEV-QUEUE, and that of no queue NETDEV.
+                role = re.sub("^[^-]+", "netdev", name)
+                state[f"{pci} {role}"] = _text(f"/proc/irq/{number}/smp_affinity_list")
     return state
 
 
 def links() -> dict[str, dict[str, Any]]:
-    """Output of `ip -d -j link` for the fabric's netdevs, by name, without volatile values."""
+    """Output of `ip -d -j link` for the netdevs of devices, by device, without volatile values."""
     done = subprocess.run(["ip", "-d", "-j", "link"], capture_output=True, text=True, check=True)
     netdevs = [link for link in json.loads(done.stdout) if "parentdev" in link]
     for link in netdevs:
         for name in VOLATILE:
             link.pop(name, None)
         link["flags"] = [flag for flag in link["flags"] if flag not in ("NO-CARRIER", "LOWER_UP")]
-    return {link["ifname"]: link for link in netdevs}
+    return {f"{link['parentdev']} netdev": link for link in netdevs}
 
 
 def baseline() -> dict[str, Any]:
-    """All of this state, and whether the report says ready."""
+    """All of this state, and whether the report says ready.
+
+    The agent gives each VF the name by udev's rule. A PF may have any other name than one that the spec has.
+    """
     functions = _functions()
+    in_spec = re.findall(r"\w+", _text(SPEC))
+    events = {
+        key: value
+        for key, value in state_with_events(functions).items()
+        if not (key.endswith(" name") and functions[key.split()[0]] and value not in in_spec)
+    }
     return {
         "functions": functions,
-        EVENTS: state_with_events(functions),
+        EVENTS: events,
         SILENT: state_without_events(functions),
         "links": links(),
         "ready": says_ready(),

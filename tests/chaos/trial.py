@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from lab import LabError, Node
 from tests.agent_size import DESCRIPTORS, MEMORY
-from tests.chaos.faults import PF, Fault
+from tests.chaos.faults import FIRST, PF, Fault
 from tests.chaos.lies import Lie, in_api, too_long
 from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import Member, Seen, clock_ahead, longest, member, observed
@@ -25,6 +25,9 @@ RECOVERY = 120.0
 """Seconds within which the kernel must be as before, once the fault has ended; after a reboot, once it has booted."""
 
 HELD = f"{PF}v5"
+HELD_NETDEV = f"{FIRST.vf_pcis[5]} netdev"
+"""Its name in the oracle's keys."""
+
 HOLD = f"ip netns add pod; ip link set {HELD} netns pod; ip netns exec pod ip link set {HELD} up"
 # It must not fail if the VF is already released: a trial may release it twice.
 RELEASE = f"ip netns exec pod ip link set {HELD} netns 1 2>/dev/null || true; ip netns del pod 2>/dev/null || true"
@@ -37,6 +40,9 @@ FILES = "find /run/trackbed /var/lib/trackbed -type f | wc -l"
 
 GROWTH = {"memory": 16_000, "descriptors": 8, "files": 10}
 """By how much supervisor and worker may have more than before the first fault, once the node is as before. Memory: kB."""
+
+STATE = (EVENTS, SILENT, "links")
+"""What is compared of the oracle's output."""
 
 NEVER = ("Traceback", "a fault of trackbed itself")
 """What the journal must never have."""
@@ -123,7 +129,7 @@ def _trial(
     hold = all(fault.keeps_vfs for fault in faults)
     if hold:
         node.sh(HOLD)
-        wanted = _settled(node, wanted, apart=HELD)
+        wanted = _settled(node, wanted, apart=HELD_NETDEV)
     held = node.sh(WHO) if hold else ""
     still: bool | None = None
     claimed = without(wanted, {fault.unclaimed for fault in faults})
@@ -243,7 +249,9 @@ def _awaited(
         missing = "the node does not answer"
         with suppress(LabError, ValueError):
             have = json.loads(node.run(["python3", ORACLE, "baseline"], timeout=90).stdout)
-            missing = difference(wanted, have, apart) or ("" if have["ready"] else "the node is not ready")
+            missing = difference(without(wanted, {apart}), without(have, {apart})) or (
+                "" if have["ready"] else "the node is not ready"
+            )
         took = time.monotonic() - began
         if missing and took > limit:
             status = node.run(["trackbed", "status"], timeout=120)
@@ -253,31 +261,32 @@ def _awaited(
         time.sleep(0.5)
 
 
-def difference(wanted: dict[str, Any], have: dict[str, Any], apart: str = "") -> str:
-    """The first values that differ, apart from those of one netdev; empty if none does."""
-    wrong = [line for kind in (EVENTS, SILENT, "links") for line in _unlike(wanted[kind], have[kind], "", apart)]
+def difference(wanted: dict[str, Any], have: dict[str, Any]) -> str:
+    """The first values that differ; empty if none does."""
+    wrong = [line for kind in STATE for line in _unlike(wanted[kind], have[kind], "")]
     return "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
 
 
-def without(wanted: dict[str, Any], netdevs: set[str]) -> dict[str, Any]:
-    """This state without the functions of these netdevs."""
-    keys = [key.split() for key in wanted[EVENTS]]
-    gone = netdevs | {function for function, *names in keys if netdevs & set(names)}
-    return wanted | {
-        kind: {key: value for key, value in wanted[kind].items() if key.split()[0] not in gone}
-        for kind in (EVENTS, SILENT)
+def without(state: dict[str, Any], devices: set[str]) -> dict[str, Any]:
+    """This state without these devices: functions by their PCI addresses, or netdevs as the keys name them."""
+    return state | {
+        kind: {
+            key: value
+            for key, value in state[kind].items()
+            if not any(f"{key} ".startswith(f"{each} ") for each in devices)
+        }
+        for kind in STATE
     }
 
 
-def _unlike(before: Any, now: Any, name: str, apart: str) -> Iterator[str]:
+def _unlike(before: Any, now: Any, name: str) -> Iterator[str]:
     """Compare two JSON values: a line for each value within them that differs."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
-            if apart not in key.split():
-                yield from _unlike(before.get(key, "not there"), now.get(key, "not there"), f"{name} {key}", apart)
+            yield from _unlike(before.get(key, "not there"), now.get(key, "not there"), f"{name} {key}")
     elif isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         for number, pair in enumerate(zip(before, now, strict=True)):
-            yield from _unlike(*pair, f"{name} {number}", apart)
+            yield from _unlike(*pair, f"{name} {number}")
     elif before != now:
         yield f"{name.strip()}: {before!r}, now {now!r}"
 

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import os
+import shutil
 import signal
 import ssl
 import subprocess
@@ -12,8 +14,10 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from attrs import evolve, field, frozen
 from click.testing import CliRunner
 
 from agent.report.names import TAINT
@@ -31,6 +35,7 @@ from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
 from tests.chaos.smallest import smallest
 from tests.chaos.trial import OFTEN, RELEASE, difference, of_journal, without
+from tests.stand_ins import program
 from tests.unit.reporter.scripted import token_of
 
 
@@ -198,20 +203,91 @@ def test_the_oracle_prints_when_a_value_differed(tmp_path: Path) -> None:
     assert printed["lies"][EVENTS]["seconds"] == 0.0
 
 
+PF_PCI, VF_PCI = "0000:21:00.0", "0000:21:10.4"
+
+
+@frozen
+class Sysfs:
+    """What the oracle reads of a PF and its VF. ``netdevs``: the netdev of each function, by its PCI address."""
+
+    folder: Path
+    netdevs: dict[str, str] = field(factory=lambda: {PF_PCI: "ens1f0", VF_PCI: "ens1f0v2"})
+    mtu: str = "9000"
+    spec: str = f'{{"select": {{"pci": "{PF_PCI}"}}}}'
+
+    def baseline(self) -> dict[str, Any]:
+        devices = self.folder / "devices"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        links = [{"ifname": name, "parentdev": pci, "flags": ["UP"]} for pci, name in self.netdevs.items()]
+        program(self.folder / "bin/ip", f"echo '{json.dumps([*links, {'ifname': 'lo'}])}'")
+        for pci, name in {PF_PCI: "", VF_PCI: "", **self.netdevs}.items():
+            (devices / pci / "msi_irqs" / pci).mkdir(parents=True)
+            if name:
+                (devices / pci / "net" / name / "queues/rx-0").mkdir(parents=True)
+                (devices / pci / "net" / name / "queues/rx-0/rps_cpus").write_text("f")
+                (devices / pci / "net" / name / "mtu").write_text(self.mtu)
+        (devices / PF_PCI / "virtfn0").symlink_to(f"../{VF_PCI}")
+        (devices / VF_PCI / "physfn").symlink_to(f"../{PF_PCI}")
+        (self.folder / "node.json").write_text(self.spec)
+        interrupts = [f"{pci}: 0 PCI-MSI {name}-TxRx-0" for pci, name in self.netdevs.items()]
+        (self.folder / "interrupts").write_text("\n".join(["CPU0", *interrupts]))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(oracle, "PCI", str(devices))
+            patch.setattr(oracle, "INTERRUPTS", str(self.folder / "interrupts"))
+            patch.setattr(oracle, "SPEC", str(self.folder / "node.json"))
+            patch.setenv("PATH", f"{self.folder}/bin:{os.environ['PATH']}")
+            return oracle.baseline()
+
+
+def test_a_node_may_be_ready_while_a_pf_has_another_name_that_is_not_in_the_spec(tmp_path: Path) -> None:
+    node = Sysfs(tmp_path / "sys")
+    renamed = evolve(node, netdevs=node.netdevs | {PF_PCI: "other0"})
+    # It must have its name at the end, as all that `ip link` prints.
+    at_the_end = f"{PF_PCI} netdev ifname: 'ens1f0', now 'other0'"
+    assert difference(node.baseline(), renamed.baseline()) == at_the_end
+    mtu = f"{PF_PCI} netdev: '0 9000 ', now '0 1500 '"
+    assert difference(node.baseline(), evolve(renamed, mtu="1500").baseline()).startswith(mtu)
+    by_name = evolve(node, spec='{"select": {"netdev": "ens1f0"}}')
+    name = f"{PF_PCI} netdev name: 'ens1f0', now 'not there'"
+    assert difference(by_name.baseline(), evolve(by_name, netdevs=renamed.netdevs).baseline()).startswith(name)
+
+
+def test_a_vf_with_another_name_than_by_its_udev_rule_is_a_difference(tmp_path: Path) -> None:
+    node = Sysfs(tmp_path / "sys")
+    differs = difference(node.baseline(), evolve(node, netdevs=node.netdevs | {VF_PCI: "other1"}).baseline())
+    assert differs.startswith(f"{VF_PCI} netdev name: 'ens1f0v2', now 'other1'")
+
+
+@pytest.mark.parametrize("pci", [PF_PCI, VF_PCI])
+def test_a_lost_netdev_is_a_difference_unless_it_is_left_out(tmp_path: Path, pci: str) -> None:
+    node = Sysfs(tmp_path / "sys")
+    others = {other: name for other, name in node.netdevs.items() if other != pci}
+    before, lost = node.baseline(), evolve(node, netdevs=others).baseline()
+    assert f"{pci} netdev: '0 9000 ', now 'not there'" in difference(before, lost)
+    left_out = {f"{pci} netdev"}
+    assert difference(without(before, left_out), without(lost, left_out)) == (
+        f"{pci} netdev-TxRx-0: '', now 'not there'"
+    )
+
+
 def test_a_difference_names_the_value_within_a_link() -> None:
-    link = {"ifname": "eth0", "flags": ["UP"], "vfinfo_list": [{"vf": 0, "trust": True}, {"vf": 1, "trust": True}]}
+    link = {"flags": ["UP"], "vfinfo_list": [{"vf": 0, "trust": True}, {"vf": 1, "trust": True}]}
     other = link | {"vfinfo_list": [{"vf": 0, "trust": True}, {"vf": 1, "trust": False}]}
-    wanted: dict[str, dict[str, object]] = {EVENTS: {"0000:01:00.0 eth0": "1"}, SILENT: {}, "links": {"eth0": link}}
+    wanted: dict[str, dict[str, object]] = {EVENTS: {"a netdev": "1"}, SILENT: {}, "links": {"b netdev": link}}
     assert difference(wanted, wanted) == ""
-    assert difference(wanted, wanted | {"links": {"eth0": other}}) == "eth0 vfinfo_list 1 trust: True, now False"
-    assert difference(wanted, wanted | {EVENTS: {}}) == "0000:01:00.0 eth0: '1', now 'not there'"
-    assert difference(wanted, wanted | {EVENTS: {}, "links": {}}, apart="eth0") == ""
+    assert difference(wanted, wanted | {"links": {"b netdev": other}}) == (
+        "b netdev vfinfo_list 1 trust: True, now False"
+    )
+    assert difference(wanted, wanted | {EVENTS: {}}) == "a netdev: '1', now 'not there'"
 
 
 def test_what_the_spec_leaves_to_others_is_not_watched() -> None:
-    vf, other = {"0000:01:10.0": "igbvf", "0000:01:10.0 eth1": "1"}, {"0000:01:10.2": "igbvf", "0000:01:10.2 eth2": "1"}
-    wanted = {EVENTS: vf | other, SILENT: {"0000:01:10.0 eth1-rx-0": "0", "eth1 rx-0": "1", "eth2 rx-0": "1"}}
-    assert without(wanted, {"eth1", ""}) == {EVENTS: other, SILENT: {"eth2 rx-0": "1"}}
+    vf, other = {"0000:01:10.0": "igbvf", "0000:01:10.0 netdev": "1"}, {"0000:01:10.01": "igbvf", "eth2": "1"}
+    steering = {"0000:01:10.0 netdev rx-0": "0", "0000:01:10.0 netdev-rx-0": "1"}
+    wanted: dict[str, dict[str, str]] = {EVENTS: vf | other, SILENT: steering, "links": {}}
+    assert without(wanted, {"0000:01:10.0", ""}) == {EVENTS: other, SILENT: {}, "links": {}}
+    kept = {"0000:01:10.0 netdev-rx-0": "1"}
+    assert without(wanted, {"0000:01:10.0 netdev"})[SILENT] == kept
     assert without(wanted, {""}) == wanted
 
 
