@@ -19,7 +19,7 @@ FILE = Path("campaign") / "faults.jsonl"
 """The records, below docs/."""
 
 KEY = ("agent", "system", "seed", "only", "trial", "faults")
-"""What identifies a trial. The faults belong to it: on another system, the same seed and number may choose other faults."""
+"""What identifies a trial. The faults belong to it: once there are more faults, the same seed and number choose others."""
 
 RECORDED = (*KEY, "group", "lies", "recovery", "held", "wrong", "again", "explained")
 """What is recorded of a trial, in this order. Only trials that ended badly have the last two."""

@@ -11,6 +11,7 @@ import random
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from handbook.trials import groups, lines
 from lab import LabError, Node, fleet, instance, logs
 from lab.instance import Instance
 from tests.chaos.cluster import CLUSTER
-from tests.chaos.faults import FAULTS, Fault, trials
+from tests.chaos.faults import FAULTS, Fault, Trial, trials
 from tests.chaos.smallest import smallest
 from tests.chaos.trial import Before, Outcome, before_all, run, versions
 
@@ -32,9 +33,6 @@ ALL = (*FAULTS, *CLUSTER)
 BEFORE = "before-chaos"
 """The snapshot of the node before the first fault."""
 
-
-Trial = tuple[int, tuple[Fault, ...]]
-"""The number of a trial in its seed, and its faults."""
 
 TRIES = 12
 """How often a failure is tried with fewer faults. Each attempt restores a snapshot, and each trial takes a minute or two."""
@@ -96,11 +94,13 @@ def _inject(
     folder = _folder(nodes[name].instance)
     folder.mkdir(exist_ok=True)
     chaos = Campaign(nodes[name], folder, seed, only)
-    chosen = chaos.chosen()
+    chosen = named(only)
+    unable = chaos.unable(chosen)
     if not numbers:
-        return chaos.run(list(enumerate(trials(seed, count, chosen)))) > 0
+        return chaos.run(able(trials(seed, chosen), count, unable)) > 0
+    picked = pick(trials(seed, chosen), numbers, without, unable)
     chaos.snapshot()
-    return chaos.fails(pick(trials(seed, max(numbers), chosen), numbers, without))
+    return chaos.fails(picked)
 
 
 def _folder(lab: Instance) -> Path:
@@ -108,13 +108,34 @@ def _folder(lab: Instance) -> Path:
     return lab.folder / "chaos"
 
 
-def pick(all_trials: Iterable[tuple[Fault, ...]], numbers: Sequence[int], without: Sequence[str]) -> list[Trial]:
-    """The trials of these numbers, counted from 1, in their order, without the faults of these names."""
+def named(only: Sequence[str]) -> list[Fault]:
+    """The faults that ``--only`` selects."""
+    chosen = [fault for fault in ALL if not only or {fault.name, fault.group} & set(only)]
+    if not chosen:
+        known = ", ".join(sorted({fault.group for fault in ALL}))
+        raise click.BadParameter(f"no fault has that name or group; the groups are: {known}", param_hint="--only")
+    return chosen
+
+
+def able(drawn: Iterable[Trial], count: int, unable: Sequence[Fault]) -> list[Trial]:
+    """So many trials of those that are drawn. Those that have a fault which the node cannot try are left out."""
+    return list(islice((trial for trial in drawn if not set(unable) & set(trial[1])), count))
+
+
+def pick(
+    drawn: Iterable[Trial], numbers: Sequence[int], without: Sequence[str], unable: Sequence[Fault]
+) -> list[Trial]:
+    """The trials of these numbers, in their order, without the faults of these names."""
     kept = [
-        (n, tuple(f for f in faults if f.name not in without))
-        for n, faults in enumerate(all_trials)
-        if n + 1 in numbers
+        (number, tuple(fault for fault in faults if fault.name not in without))
+        for number, faults in islice(drawn, max(numbers))
+        if number in numbers
     ]
+    for number, faults in kept:
+        for fault in faults:
+            if fault in unable:
+                why = f"this node cannot try {fault.name!r} (needs: {fault.needs})"
+                raise click.BadParameter(f"trial {number}: {why}", param_hint="--trial")
     return [(number, faults) for number, faults in kept if faults]
 
 
@@ -127,39 +148,36 @@ class Campaign:
     seed: int
     only: tuple[str, ...]
 
-    def chosen(self) -> list[Fault]:
-        """The faults that the options select and that can be tried on this node."""
-        named = [fault for fault in ALL if not self.only or {fault.name, fault.group} & set(self.only)]
-        if not named:
-            known = ", ".join(sorted({fault.group for fault in ALL}))
-            raise click.BadParameter(f"no fault has that name or group; the groups are: {known}", param_hint="--only")
-        able = [fault for fault in named if not fault.needs or self.node.run(["sh", "-c", fault.needs]).returncode == 0]
-        for fault in named:
-            if fault not in able:
-                click.echo(f"not tried on {self.node.name}: {fault.name} (needs: {fault.needs})")
-        return able
+    def unable(self, chosen: Sequence[Fault]) -> list[Fault]:
+        """Those of these faults that cannot be tried on this node."""
+        unable = [fault for fault in chosen if fault.needs and self.node.run(["sh", "-c", fault.needs]).returncode != 0]
+        for fault in unable:
+            click.echo(f"not tried on {self.node.name}: {fault.name} (needs: {fault.needs})")
+        if unable == chosen:
+            raise click.BadParameter(f"{self.node.name} can try none of these faults", param_hint="--only")
+        return unable
 
     def run(self, planned: list[Trial]) -> int:
         """Continue after the last trial in the file of results; return the number of trials that ended badly."""
         same: dict[str, Any] = {"seed": self.seed, "only": list(self.only), **asdict(versions(self.node))}
         results = self.folder / f"seed-{self.seed}.jsonl"
         rows = [*lines(results)] if results.exists() else []
-        done = [row for row in rows if all(row[name] == value for name, value in same.items())]
+        done = {row["trial"]: row for row in rows if all(row[name] == value for name, value in same.items())}
         self.snapshot(anew=not done)
         before = self._afresh()
         since: list[Trial] = []
-        failed = sum(1 for row in done if row["wrong"])
-        for number, faults in planned[len(done) :]:
+        failed = sum(1 for row in done.values() if row["wrong"])
+        for number, faults in (trial for trial in planned if trial[0] not in done):
             since.append((number, faults))
             outcome = self._try(number, faults, before)
-            row: dict[str, Any] = {**same, "trial": number + 1, **asdict(outcome)}
+            row: dict[str, Any] = {**same, "trial": number, **asdict(outcome)}
             rows.append(row)
-            _say(number, len(planned), outcome)
+            _say(number, outcome)
             if outcome.wrong:
                 failed += 1
                 row["again"] = again(self.seed, self.only, since, dict(since))
                 _write(results, rows)
-                folder = self.folder / f"{results.stem}{'-some' if self.only else ''}-{number + 1}"
+                folder = self.folder / f"{results.stem}{'-some' if self.only else ''}-{number}"
                 logs.keep(self.node, folder)
                 click.echo(f"  logs: {folder}")
                 row["again"] = self._minimised(since)
@@ -176,7 +194,7 @@ class Campaign:
         outcome = None
         for number, faults in some:
             outcome = self._try(number, faults, before)
-            _say(number, number + 1, outcome)
+            _say(number, outcome)
         return outcome is not None and bool(outcome.wrong)
 
     def snapshot(self, anew: bool = False) -> None:
@@ -218,15 +236,15 @@ def again(seed: int, only: Sequence[str], needed: Sequence[Trial], all_faults: M
     words = ["python", "-m", "tests.chaos", "--seed", str(seed)]
     words += [word for name in only for word in ("--only", name)]
     for number, faults in needed:
-        words += ["--trial", str(number + 1)]
+        words += ["--trial", str(number)]
         words += [word for fault in all_faults[number] if fault not in faults for word in ("--without", fault.name)]
     return shlex.join(words)
 
 
-def _say(number: int, count: int, outcome: Outcome) -> None:
+def _say(number: int, outcome: Outcome) -> None:
     lies = ", ".join(f"{seconds} s" for seconds in outcome.lies.values()) or "-"
     end = f"as before after {outcome.recovery} s" if outcome.recovery is not None else "not as before"
-    click.echo(f"{number + 1}/{count} {' + '.join(outcome.faults)}: {end}; said ready for {lies}; {outcome.memory} kB")
+    click.echo(f"trial {number}, {' + '.join(outcome.faults)}: {end}; said ready for {lies}; {outcome.memory} kB")
     for why in outcome.wrong:
         click.echo(click.style(f"  {why}", fg="red"))
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 from attrs import field, frozen
 
@@ -305,16 +306,19 @@ FAULTS = (
 PAIRS = 0.25
 """How many of the trials are of two faults at once."""
 
+Trial = tuple[int, tuple[Fault, ...]]
+"""The number of a trial in its seed, and its faults. It does not depend on what a node can do."""
 
-def trials(seed: int, count: int, chosen: Sequence[Fault]) -> Iterator[tuple[Fault, ...]]:
-    """The faults of each trial: every fault comes once before any comes again, some together with a second one."""
+
+def trials(seed: int, chosen: Sequence[Fault]) -> Iterator[Trial]:
+    """The trials of a seed, without end: every fault comes once before any comes again, some together with a second one."""
     chance = random.Random(seed)  # noqa: S311  the same trials each time
     deck: list[Fault] = []
-    for _ in range(count):
+    for number in count(1):
         if not deck:
             deck = chance.sample(chosen, len(chosen))
         first = deck.pop()
         others = [fault for fault in chosen if fault.host is None and fault.name != first.name]
         # A fault that the host makes ends what was begun before it.
         pair = others and first.host is None and chance.random() < PAIRS
-        yield (first, chance.choice(others)) if pair else (first,)
+        yield number, (first, chance.choice(others)) if pair else (first,)

@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import click
 import pytest
 from attrs import evolve, field, frozen
 from click.testing import CliRunner
@@ -27,9 +28,9 @@ from lab.cluster.certificates import Authority
 from lab.instance import free_port
 from lab.node import wait
 from tests.chaos import bad_api_server, oracle
-from tests.chaos.__main__ import ALL, again, main, pick
+from tests.chaos.__main__ import ALL, able, again, main, pick
 from tests.chaos.cluster import forged
-from tests.chaos.faults import FAULTS, Fault, trials
+from tests.chaos.faults import FAULTS, Fault, Trial, trials
 from tests.chaos.lies import CLOCKS, HEARTBEAT, MUTE, PUBLISHING, SAID, Lie, in_api, too_long
 from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
@@ -39,18 +40,37 @@ from tests.stand_ins import program
 from tests.unit.reporter.scripted import token_of
 
 
+def drawn(seed: int, count: int) -> list[Trial]:
+    return list(islice(trials(seed, FAULTS), count))
+
+
 def test_the_same_seed_makes_the_same_trials() -> None:
-    assert list(trials(7, 200, FAULTS)) == list(trials(7, 200, FAULTS)) != list(trials(8, 200, FAULTS))
+    assert drawn(7, 200) == drawn(7, 200) != drawn(8, 200)
+
+
+def test_a_number_of_a_seed_is_the_same_trial_whatever_the_node_can_try() -> None:
+    unable = [fault for fault in ALL if fault.needs]
+    everything, less = able(trials(7, ALL), 50, []), able(trials(7, ALL), 50, unable)
+    assert len(less) == len(everything) == 50
+    assert set(less) - set(everything) == {trial for trial in less if trial[0] > 50}
+    assert not set(unable) & set(chain.from_iterable(faults for _, faults in less))
+
+
+def test_a_trial_that_a_node_cannot_try_is_named() -> None:
+    fault = Fault("the moon is away", "g", needs="test -e /moon")
+    with pytest.raises(click.BadParameter, match=r"trial 1: this node cannot try 'the moon is away' \(needs: test -e"):
+        pick([(1, (FAULTS[0], fault))], [1], [], [fault])
+    assert pick([(1, (FAULTS[0], fault))], [1], [fault.name], [fault]) == [(1, (FAULTS[0],))]
 
 
 def test_each_fault_is_tried_before_any_comes_again() -> None:
-    firsts = [faults[0].name for faults in trials(1, len(FAULTS), FAULTS)]
+    firsts = [faults[0].name for _, faults in drawn(1, len(FAULTS))]
     assert sorted(firsts) == sorted(fault.name for fault in FAULTS)
     assert len(set(firsts)) == len(firsts)
 
 
 def test_a_fault_of_the_host_is_alone() -> None:
-    pairs = [faults for faults in trials(1, 500, FAULTS) if len(faults) == 2]
+    pairs = [faults for _, faults in drawn(1, 500) if len(faults) == 2]
     assert pairs
     assert all(fault.host is None for fault in chain.from_iterable(pairs))
 
@@ -91,14 +111,14 @@ def test_the_search_for_fewer_faults_ends_after_its_limit_with_the_best_set() ->
 
 
 def test_the_command_that_is_printed_picks_the_same_trials() -> None:
-    planned = list(trials(3, 40, FAULTS))
-    number = next(n for n, faults in enumerate(planned) if len(faults) == 2)
-    needed = [(0, planned[0]), (number, planned[number][:1])]
-    command = again(3, (), needed, dict(enumerate(planned)))
-    left_out = planned[number][1].name
-    assert f"--trial 1 --trial {number + 1}" in command
+    planned = drawn(3, 40)
+    number, pair = next(trial for trial in planned if len(trial[1]) == 2)
+    needed = [planned[0], (number, pair[:1])]
+    command = again(3, (), needed, dict(planned))
+    left_out = pair[1].name
+    assert f"--trial 1 --trial {number}" in command
     assert left_out in command
-    assert pick(planned, [1, number + 1], [left_out]) == needed
+    assert pick(planned, [1, number], [left_out], []) == needed
 
 
 def test_a_traceback_or_a_flood_in_the_journal_is_wrong() -> None:
