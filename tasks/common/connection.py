@@ -24,7 +24,6 @@ import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
-from pathlib import Path
 from random import uniform
 from threading import local
 from typing import Any
@@ -32,7 +31,7 @@ from typing import Any
 import gevent
 from attrs import frozen
 from gevent import Timeout
-from paramiko import ChannelException, PKey, SSHException, Transport
+from paramiko import ChannelException, Transport
 from pyinfra import logger
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.command import QuoteString, StringCommand
@@ -44,6 +43,7 @@ from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import ctx_host
 
 from agent.report.printable import printable
+from tasks.common.known_hosts import global_files
 
 OTHER_FILES = 256
 """Files that pyinfra has open beside the connections: its own, and the programs that it starts. It never has so many."""
@@ -189,14 +189,12 @@ INHERITED = ("_pyinfra_ssh_strict_host_key_checking", "_pyinfra_ssh_known_hosts_
 def jumping(connect: Callable[..., None]) -> Callable[..., None]:
     """SSHClient.connect: a bastion (ProxyJump) is connected to as its host is, and through bastions of its own.
 
-    pyinfra asks for each host whether a bastion's new key is right, connects directly to one that has a ProxyJump itself, and
-    hides that the key of one has changed.
+    pyinfra asks for each host whether a bastion's new key is right, and connects directly to one that has a ProxyJump itself.
     """
 
     @wraps(connect)
     def connect_as_host(self: Any, hostname: str, **given: Any) -> None:
-        # pyinfra's message on a changed key reads it, also if that key is a bastion's.
-        self._ssh_config = {}
+        self._global_files = global_files(hostname, given.get("_pyinfra_ssh_config_file"))
         if (of_host := getattr(_of_host, "settings", None)) is not None:
             # pyinfra gives the first bastion sock=None, which would replace that of the bastion's own ProxyJump.
             if given.get("sock") is None:
@@ -212,30 +210,6 @@ def jumping(connect: Callable[..., None]) -> Callable[..., None]:
             _of_host.settings = None
 
     return connect_as_host
-
-
-REVOKED = set[str]()
-"""The host keys that known_hosts marks with @revoked (sshd(8)), in base64."""
-
-
-def reading_keys(from_line: Callable[..., Any]) -> Callable[..., Any]:
-    """HostKeyEntry.from_line: a line that paramiko cannot read, such as one of @cert-authority, costs no other one.
-
-    At other exceptions than SSHException, pyinfra leaves out the whole file. Each host is a new one then, and may have any key.
-    paramiko also skips lines with @revoked. Their keys are noted in :data:`REVOKED`: no host may have them, whatever its name.
-    """
-
-    @wraps(from_line)
-    def read_or_skip(line: str, lineno: int | None = None) -> Any:
-        if line.startswith("@revoked"):
-            REVOKED.update(line.split()[3:4])
-            return None
-        try:
-            return from_line(line, lineno)
-        except Exception as error:
-            raise SSHException(str(error)) from None
-
-    return read_or_skip
 
 
 def settings(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -261,30 +235,6 @@ def settings(read: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return read_given
-
-
-def noting(append: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
-    """append_hostkey: a first connection makes the folder of known_hosts, and succeeds if the key cannot be written.
-
-    Both as ssh(1) has it. pyinfra's function expects the folder, which a new user's home does not have, and writes the key of
-    a bastion once for each host behind it.
-    """
-
-    @wraps(append)
-    def append_or_warn(connection: Any, hostname: str, key: Any) -> None:
-        # None: the SSH configuration has `UserKnownHostsFile none`.
-        file = connection._host_keys_filename
-        if connection._host_keys.check(hostname, key):
-            return
-        connection._host_keys.add(hostname, key.get_name(), key)
-        try:
-            if file is not None:
-                Path(file).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            append(connection, hostname, key)
-        except OSError as error:
-            logger.warning(f"{hostname}: its host key is not noted in {file}: {error.strerror}")
-
-    return append_or_warn
 
 
 def login_fault(connector: BaseConnector) -> str:
@@ -343,16 +293,6 @@ def arguments(host: Host) -> dict[str, Any]:
     return {key: known[key] for key in CONNECTOR_ARGUMENT_KEYS if key in known}  # type: ignore[literal-required]
 
 
-class _Transport(Transport):
-    """A transport that refuses a revoked host key before it sends a password."""
-
-    def get_remote_server_key(self) -> PKey:
-        key = super().get_remote_server_key()
-        if key.get_base64() in REVOKED:
-            raise SSHException("its host key is one that known_hosts revokes (@revoked)")
-        return key
-
-
 @frozen
 class TransportFactory:
     """A ``transport_factory`` for paramiko, that each connection by ssh gets."""
@@ -364,7 +304,7 @@ class TransportFactory:
             # Only Linux has it. Elsewhere TCP's own limits apply.
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_S * 1000)
-        transport = _Transport(sock, **settings)
+        transport = Transport(sock, **settings)
         transport.sock.settimeout(WAKE_S)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = HANDSHAKE_S
         transport.set_keepalive(KEEP_ALIVE_S)

@@ -24,6 +24,7 @@ from pyinfra.connectors.util import CommandOutput, OutputLine, make_unix_command
 
 from tasks.common import archive, connection
 from tasks.common.connection import WAKE_S, TransportFactory
+from tasks.common.known_hosts import KnownHosts
 from tasks.common.replacements import REPLACEMENTS
 from tests.deploy.conftest import state_of
 from tests.deploy.fake import inventory, pyinfra
@@ -103,6 +104,7 @@ def test_a_first_connection_needs_no_file_of_host_keys(
     (tmp_path / "file").write_text("")
     connected: Any = paramiko.SSHClient()
     connected._host_keys_filename = str(tmp_path / place)
+    connected._host_keys = KnownHosts((connected._host_keys_filename,))
     key = paramiko.ECDSAKey.generate()
     client.AcceptNewPolicy().missing_host_key(connected, "n1", key)  # type: ignore[no-untyped-call]
     written = tmp_path / place

@@ -115,14 +115,17 @@ NEEDED: dict[str, Callable[[], bool]] = {
     ),
     "pyinfra.connectors.base:host_to_connector_data": lambda: raises(ConnectorDataTypeError, settings_with_none),
     "pyinfra.connectors.ssh:SSHConnector.connect": lambda: raises(PyinfraError, connect_with_a_key_that_is_none),
-    "paramiko.hostkeys:HostKeyEntry.from_line": lambda: raises(
-        InvalidHostKey, lambda: HostKeyEntry.from_line("@cert-authority * ssh-rsa AAA")
+    "paramiko.client:SSHClient.connect": lambda: raises(
+        InvalidHostKey, lambda: HostKeyEntry.from_line("@revoked * ssh-rsa AAA")
     ),
     "pyinfra.connectors.sshuserclient.client:SSHClient.connect": lambda: (
         "strict" not in inspect.getsource(client.SSHClient.parse_config).partition("c.connect(")[2]
     ),
     "pyinfra.connectors.sshuserclient.client:append_hostkey": lambda: raises(
         FileNotFoundError, note_a_key_without_the_folder
+    ),
+    "pyinfra.connectors.sshuserclient.client:get_host_keys": lambda: (
+        "globalknownhostsfile" not in inspect.getsource(client.SSHClient.parse_config)
     ),
     "pyinfra.connectors.ssh_util:getpass": lambda: vars(ssh_util)["getpass"] is getpass.getpass,
     "pyinfra.connectors.util:SUDO_PASSWORD_REQUIRED_LINES": lambda: (
