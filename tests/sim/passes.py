@@ -12,10 +12,16 @@ from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
 from agent.state.snapshot import Snapshot
 from tests.sim.kernel import Kernel
+from tests.sim.two_nics import PF0
 
 
 def spec_of(*nics: object, **more: object) -> NodeSpec:
     return from_mapping({"node_name": "n1", "nics": list(nics), **more})
+
+
+def rail0(**nic: object) -> NodeSpec:
+    """A spec of one NIC, the first one of two_nics()."""
+    return spec_of({"name": "rail0", "select": {"pci": PF0}, **nic})
 
 
 def settle(

@@ -72,20 +72,6 @@ def written(kernel: Kernel, *chosen: str) -> tuple[str, NodeSpec]:
     return derived.text, spec
 
 
-def test_equal_nics_are_one_entry(kernel: Kernel) -> None:
-    prepare(kernel)
-    text, spec = written(kernel)
-    (rails,) = spec.nics
-    assert (rails.name, rails.mtu, rails.altnames) == ("rail{index}", 9000, ())
-    assert (rails.select.keys(), rails.select.min, rails.select.max) == ({"vendor": "8086", "device": "10c9"}, 3, 3)
-    assert rails.vfs is not None
-    assert rails.vfs.count == 2
-    assert rails.rdma is not None
-    assert (rails.rdma.pf, rails.rdma.vfs, rails.rdma.rate) == (True, False, 200)
-    assert (rails.rdma.link_layer, rails.rdma.gid_type) == ("Ethernet", "RoCE v2")
-    assert f"# rail1: {SECOND} [8086:10c9] ens1 roce_ens1 (RoCE) NUMA node 1\n" in text
-
-
 def test_a_nic_that_is_set_differently_has_an_entry_of_its_own(kernel: Kernel) -> None:
     prepare(kernel, (SECOND, {"mtu": 1500}))
     _, spec = written(kernel)
@@ -116,46 +102,27 @@ def carry_the_default_route(kernel: Kernel, pci: str) -> None:
     kernel.routed.add("bond0.7")
 
 
-@pytest.mark.parametrize("rdma", [(), (SECOND,)])
-def test_a_nic_below_the_default_route_is_the_node_s_own(kernel: Kernel, rdma: tuple[str, ...]) -> None:
+# None: the two others are one entry.
+@pytest.mark.parametrize(
+    ("rdma", "taken"), [({FIRST}, {FIRST, THIRD}), ({FIRST, SECOND}, {FIRST, THIRD}), ({SECOND}, {SECOND, None})]
+)
+def test_a_nic_below_the_default_route_is_the_node_s_own_unless_it_is_the_only_one_with_rdma(
+    kernel: Kernel, rdma: set[str], taken: set[str | None]
+) -> None:
     prepare(kernel, rdma=False)
     kernel.sriov.set_count(SECOND, 0)
-    for pci, name in ((FIRST, "ens3"), *((pci, "ens1") for pci in rdma)):
-        kernel.rdma.add(pci, f"roce_{name}", name)
+    for pci in rdma:
+        kernel.rdma.add(pci, f"roce_{kernel.netdev(pci).name}", kernel.netdev(pci).name)
     carry_the_default_route(kernel, SECOND)
     _, spec = written(kernel)
-    assert [nic.select.pci for nic in spec.nics] == [FIRST, THIRD]
+    assert {nic.select.pci for nic in spec.nics} == taken
+    assert {nic.select.pci for nic in spec.nics if nic.rdma} == rdma & taken
 
 
-def test_the_only_nic_with_rdma_counts_although_the_node_uses_it(kernel: Kernel) -> None:
-    prepare(kernel, rdma=False)
-    kernel.sriov.set_count(SECOND, 0)
-    kernel.rdma.add(SECOND, "roce_ens1", "ens1")
-    carry_the_default_route(kernel, SECOND)
-    _, spec = written(kernel)
-    assert [nic.select.pci for nic in spec.nics if nic.rdma] == [SECOND]
-
-
-def test_both_ports_of_roce_lag_are_nics() -> None:
-    kernel = Kernel()
-    for number, pci in enumerate(("0000:21:00.0", "0000:21:00.1")):
-        kernel.add_nic(pci, f"p1p{number}", f"02:00:00:00:01:0{number}", total_vfs=0, driver="mlx5_core")
-        kernel.netlink.set_link(kernel.netdev(pci).ifindex, up=True)
-        kernel.enslave(pci, "bond0", "bond")
-    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", "p1p0 p1p1")
-    kernel.rdma.add("0000:21:00.0", "mlx5_bond_0", "bond0")
-    derived = derive_inventory(kernel.machine(), "n1", "n1", ())
-    (rails,) = executed(derived.text)[1].nics
-    assert rails.select.max == 2
-
-
-@pytest.mark.parametrize("driver", ["vfio-pci", None])
-def test_a_function_that_no_network_driver_has_is_left_out(kernel: Kernel, driver: str | None) -> None:
+def test_a_function_without_a_driver_is_left_out(kernel: Kernel) -> None:
     kernel.unbind(SECOND)
-    if driver:
-        kernel.set_driver(SECOND, driver)
-    derived = derive_inventory(kernel.machine(), "n1", "n1", ())
-    assert [nic.select.pci for nic in executed(derived.text)[1].nics] == [FIRST, THIRD]
+    starter = derive_inventory(kernel.machine(), "n1", "n1", ())
+    assert [nic.select.pci for nic in executed(starter.text)[1].nics] == [FIRST, THIRD]
 
 
 def test_nics_whose_vfs_have_addresses_of_their_own_are_not_alike(kernel: Kernel) -> None:
@@ -213,21 +180,6 @@ def test_rdma_devices_that_vfs_have_are_required(kernel: Kernel) -> None:
     assert spec.rdma.at_least is None
 
 
-def test_a_port_of_no_known_link_layer_is_required_without_one(kernel: Kernel) -> None:
-    """AWS's EFA, which has no netdev."""
-    prepare(kernel, rdma=False)
-    kernel.sriov.set_count(FIRST, 0)
-    kernel.tree.put(f"/sys/bus/pci/devices/{FIRST}/sriov_totalvfs", "0")
-    kernel.lose_netdev(FIRST)
-    kernel.rdma.add(FIRST, "rdmap33s0", None, node_type="7: unspecified", link_layer="Unknown", umad=False)
-    kernel.tree.put("/sys/class/infiniband/rdmap33s0/ports/1/gids/0", "fe80:0000:0000:0000:0418:63ff:fe2b:0001")
-    kernel.tree.put("/sys/class/infiniband/rdmap33s0/ports/1/gid_attrs/types/0", "IB/RoCE v1")
-    _, spec = written(kernel, FIRST)
-    (nic,) = spec.nics
-    assert nic.rdma is not None
-    assert (nic.rdma.link_layer, nic.rdma.gid_type, nic.rdma.rate) == (None, None, 100)
-
-
 def test_a_pattern_gives_no_name_that_another_netdev_has(kernel: Kernel) -> None:
     kernel.netlink.rename(kernel.netdev(THIRD).ifindex, "rail0")
     prepare(kernel, (THIRD, {"mtu": 1500}), rdma=False)
@@ -237,39 +189,19 @@ def test_a_pattern_gives_no_name_that_another_netdev_has(kernel: Kernel) -> None
     assert [nic.name for nic in spec.nics] == ["rail-10c9-{index}", "rail0"]
 
 
-def gpu(kernel: Kernel, address: str, numa: int, driver: bool) -> None:
-    path = f"/sys/bus/pci/devices/{address}"
-    for file, text in (("vendor", "0x10de"), ("class", "0x030200"), ("numa_node", str(numa))):
-        kernel.tree.put(f"{path}/{file}", text)
+@pytest.mark.parametrize("driver", [True, False])
+def test_gpus_that_the_driver_has_are_required_and_others_named_in_a_comment(kernel: Kernel, driver: bool) -> None:
+    prepare(kernel)
+    for file, text in (("vendor", "0x10de"), ("class", "0x030200"), ("numa_node", "0")):
+        kernel.tree.put(f"/sys/bus/pci/devices/0000:1b:00.0/{file}", text)
     if driver:
-        kernel.tree.put(f"/proc/driver/nvidia/gpus/{address}/information", "")
+        kernel.tree.put("/proc/driver/nvidia/gpus/0000:1b:00.0/information", "")
         kernel.tree.folder("/sys/module/nvidia/parameters")
-
-
-def test_gpus_that_the_driver_has_are_required(kernel: Kernel) -> None:
-    prepare(kernel)
-    gpu(kernel, "0000:1b:00.0", 0, driver=True)
-    gpu(kernel, "0000:9b:00.0", 1, driver=True)
-    kernel.tree.folder("/sys/module/nvidia_peermem/parameters")
+        kernel.tree.folder("/sys/module/nvidia_peermem/parameters")
     text, spec = written(kernel)
-    assert spec.gpus is not None
-    assert (spec.gpus.count, spec.gpus.peer_memory) == (2, True)
-    assert "# GPU: 0000:9b:00.0 NUMA node 1\n" in text
-
-
-def test_a_gpu_without_a_driver_is_only_named_in_a_comment(kernel: Kernel) -> None:
-    prepare(kernel)
-    gpu(kernel, "0000:1b:00.0", 0, driver=False)
-    text, spec = written(kernel)
-    assert spec.gpus is None
-    known = "(NVIDIA's driver does not have it, so the key gpus does not count it)"
-    assert f"# GPU: 0000:1b:00.0 NUMA node 0 {known}\n" in text
-
-
-def test_a_server_without_a_fabric_nic_is_one_message() -> None:
-    derived = derive_inventory(Kernel().machine(), "n1", "n1", ())
-    assert executed(derived.text)[1].nics == ()
-    assert "no NIC with SR-IOV or RDMA" in derived.text
+    assert (spec.gpus and (spec.gpus.count, spec.gpus.peer_memory)) == ((1, True) if driver else None)
+    (comment,) = [line for line in text.splitlines() if "# GPU: 0000:1b:00.0 NUMA node 0" in line]
+    assert ("driver does not have it" in comment) is not driver
 
 
 def test_a_roce_port_that_is_active_while_its_netdev_is_down_is_not_required() -> None:

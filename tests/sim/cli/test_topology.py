@@ -9,7 +9,7 @@ from agent.machine import QueueIrq
 from cli.commands import topology
 from cli.topology import EVERYWHERE, arrange, render
 from tests.sim.kernel import Kernel
-from tests.sim.passes import spec_of
+from tests.sim.passes import rail0
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1, two_nics
 
 CPU = "/sys/devices/system/cpu"
@@ -35,8 +35,7 @@ def arrives(kernel: Kernel, address: str, number: int, action: str, cpu: str) ->
 
 
 def lines(kernel: Kernel, width: int = 100) -> list[str]:
-    spec = spec_of({"name": "rail0", "select": {"pci": PF0}})
-    return [line for line, _ in render(arrange(kernel.machine(), spec), width)]
+    return [line for line, _ in render(arrange(kernel.machine(), rail0()), width)]
 
 
 def test_devices_and_queues_are_shown_at_their_place(kernel: Kernel) -> None:

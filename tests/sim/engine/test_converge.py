@@ -15,7 +15,7 @@ from agent.report.verdict import is_ready
 from agent.state.wanted import derived_mac
 from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import rail0, settle, spec_of
 from tests.sim.refusing import refusing
 from tests.sim.two_nics import MAC0, PF0
 
@@ -37,8 +37,7 @@ def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:
 
 def test_the_last_round_leaves_its_events_to_the_next_pass(kernel: Kernel) -> None:
     """A pass that took an event without reading the device again would lose it."""
-    vlan = {"name": "a", "select": {"pci": PF0}, "vfs": {"count": 7, "defaults": {"vlan": 9}}}
-    wanted = spec_of(vlan)
+    wanted = rail0(vfs={"count": 7, "defaults": {"vlan": 9}})
     settle(kernel, wanted)
     pf = kernel.netdev(PF0).ifindex
     events: set[str] = set()

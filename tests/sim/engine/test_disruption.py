@@ -14,7 +14,7 @@ from agent.report.records import Change, Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, settle, spec_of
+from tests.sim.passes import condition, rail0, settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.two_nics import two_nics
 
@@ -64,8 +64,7 @@ def test_waiting_changes_of_a_new_spec_leave_the_node_ready(kernel: Kernel) -> N
 
 def test_rdma_devices_of_waiting_vfs_are_not_reported_missing(kernel: Kernel) -> None:
     def with_rdma(count: int) -> NodeSpec:
-        nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}, "rdma": {"pf": False, "vfs": True}}
-        return spec_of(nic)
+        return rail0(vfs={"count": count}, rdma={"pf": False, "vfs": True})
 
     def devices(result: Pass) -> str:
         return condition(result, "RdmaDevices").status
@@ -161,8 +160,7 @@ def test_a_maintenance_window_allows_more_while_it_is_open(
 
 def test_a_nics_policy_replaces_the_nodes_policy(kernel: Kernel) -> None:
     settle(kernel, spec())
-    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 6}, "disruption": {"allow": "none"}}
-    result = settle(kernel, spec_of(nic))
+    result = settle(kernel, rail0(vfs={"count": 6}, disruption={"allow": "none"}))
     assert not is_ready(result.conditions)
 
 

@@ -7,10 +7,9 @@ from agent.engine.converge import converge
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec
 from tests.sim.engine.passes import spec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, settle, spec_of
+from tests.sim.passes import condition, rail0, settle
 from tests.sim.two_nics import PF0
 
 
@@ -50,16 +49,11 @@ def test_the_event_of_a_netdev_that_udev_has_missed_is_sent_again(kernel: Kernel
     assert ready == [runs and second >= 30 for second in range(400)]
 
 
-def only(vfs: object = None) -> NodeSpec:
-    nic = {"name": "rail0", "select": {"pci": PF0}, **({"vfs": vfs} if vfs else {})}
-    return spec_of(nic)
-
-
 def test_a_pf_in_a_container_is_ready_unless_vfs_must_be_created(kernel: Kernel) -> None:
-    settle(kernel, only())
+    settle(kernel, rail0())
     kernel.move_away(PF0)
-    assert is_ready(settle(kernel, only()).conditions)
-    result = settle(kernel, only({"count": 3}))
+    assert is_ready(settle(kernel, rail0()).conditions)
+    result = settle(kernel, rail0(vfs={"count": 3}))
     assert not is_ready(result.conditions)
     (blocked,) = result.outcomes
     assert "no netdev in the host's network" in blocked.error
@@ -68,8 +62,8 @@ def test_a_pf_in_a_container_is_ready_unless_vfs_must_be_created(kernel: Kernel)
 def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> None:
     kernel.lose_netdev(PF0)
     kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
-    assert is_ready(settle(kernel, only()).conditions)
-    result = settle(kernel, only({"count": 4}))
+    assert is_ready(settle(kernel, rail0()).conditions)
+    result = settle(kernel, rail0(vfs={"count": 4}))
     assert not is_ready(result.conditions)
     assert "load ib_ipoib" in result.conditions[0].remedy
 
@@ -91,8 +85,7 @@ def test_an_rdma_device_without_a_netdev_is_not_ready_with_settings_of_one(
     """AWS's EFA never has a netdev, an InfiniBand function only with ib_ipoib."""
     kernel.lose_netdev(PF0)
     kernel.rdma.add(PF0, "rdmap33s0", None)
-    nic = {"name": "rail0", "select": {"pci": PF0}, **settings}
-    result = settle(kernel, spec_of(nic))
+    result = settle(kernel, rail0(**settings))
     assert not is_ready(result.conditions)
     (blocked,) = result.outcomes
     assert (blocked.change.kind, blocked.change.target, blocked.result) == ("links", PF0, "blocked")
@@ -104,8 +97,7 @@ def test_an_rdma_device_without_a_netdev_is_not_ready_with_settings_of_one(
 def test_an_rdma_device_whose_netdev_is_in_a_container_is_ready_with_settings_of_one(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
     kernel.move_away(PF0)
-    nic = {"name": "rail0", "select": {"pci": PF0}, "mtu": 4092}
-    given = spec_of(nic)
+    given = rail0(mtu=4092)
     assert is_ready(settle(kernel, given).conditions)
     # Before Linux 5.2 no other namespace is shown.
     kernel.hides_namespaces = True
@@ -124,7 +116,7 @@ def test_an_rdma_device_whose_netdev_is_in_a_container_is_ready_with_settings_of
 )
 def test_an_empty_file_counts_as_missing(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "")
-    assert is_ready(settle(kernel, only()).conditions)
+    assert is_ready(settle(kernel, rail0()).conditions)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +132,7 @@ def test_an_empty_file_counts_as_missing(kernel: Kernel, path: str) -> None:
 def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "N/A")
     with pytest.raises(OSError, match=r"the file has an unexpected value: 'N/A'") as refused:
-        settle(kernel, only())
+        settle(kernel, rail0())
     assert refused.value.filename == path
 
 
@@ -154,7 +146,7 @@ def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel
 )
 def test_malformed_content_of_a_device_file_is_reported_with_its_path(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "N/A")
-    result = settle(kernel, only())
+    result = settle(kernel, rail0())
     missing = condition(result, "NicsPresent")
     assert (missing.status, missing.reason) == ("Unknown", "DeviceUnreadable")
     assert "the file has an unexpected value: 'N/A'" in missing.message and path in missing.message

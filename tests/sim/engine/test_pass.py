@@ -423,24 +423,18 @@ def begin_to_delete(kernel: Kernel, indexes: range = range(3)) -> None:
 
 
 @pytest.mark.parametrize("scope", [None, frozenset({PF0}), frozenset({own(PF0)}), frozenset({f"{PF0}#0"})])
-@pytest.mark.parametrize("indexes", [range(1), range(3)])
+@pytest.mark.parametrize(("lost", "left"), [(range(1), 2), (range(3), 0), ("PF", 0)], ids=str)
 def test_that_vfs_are_gone_is_announced_before_a_lock_is_waited_for(
-    kernel: Kernel, scope: Scope, indexes: range
+    kernel: Kernel, scope: Scope, lost: range | str, left: int
 ) -> None:
     wanted = spec_of(nic(PF0, vfs=VFS), nic(PF1))
     last = settle(kernel, wanted, settle(kernel, wanted))
-    begin_to_delete(kernel, indexes)
+    if isinstance(lost, range):
+        begin_to_delete(kernel, lost)
+    else:
+        kernel.remove_nic(PF0)
     *before, change = calls_until_announced(kernel, wanted, last, scope)
-    assert change == f"vfs {PF0} count: {3 - len(indexes)} -> 3"
-    assert not [call for call in before if any(word in call for word in LOCKED)]
-
-
-def test_that_a_pf_is_gone_with_its_vfs_is_announced_before_a_lock_is_waited_for(kernel: Kernel) -> None:
-    wanted = spec_of(nic(PF0, vfs=VFS), nic(PF1))
-    last = settle(kernel, wanted, settle(kernel, wanted))
-    kernel.remove_nic(PF0)
-    *before, change = calls_until_announced(kernel, wanted, last, frozenset({PF0}))
-    assert change == f"vfs {PF0} count: 0 -> 3"
+    assert change == f"vfs {PF0} count: {left} -> 3"
     assert not [call for call in before if any(word in call for word in LOCKED)]
 
 

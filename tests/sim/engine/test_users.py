@@ -11,7 +11,7 @@ from agent.spec.addresses import FIRST_TABLE
 from agent.state.wanted import Wanted, resolve
 from tests.sim.engine.test_disruption import PF, spec
 from tests.sim.kernel import Kernel, Netdev
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import rail0, settle
 from tests.sim.routing import MAIN
 from tests.sim.two_nics import two_nics
 
@@ -47,8 +47,7 @@ def test_a_vf_without_a_driver_is_in_no_namespace(kernel: Kernel) -> None:
 def of_vfio(kernel: Kernel) -> str:
     """The address of VF 1, which has the driver vfio-pci; the other VFs have igbvf."""
     vfs = {"count": 4, "groups": [{"index": "1", "driver": "vfio-pci"}]}
-    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": vfs}
-    settle(kernel, spec_of(nic))
+    settle(kernel, rail0(vfs=vfs))
     return vf_addresses(kernel.files, PF)[1]
 
 
@@ -123,8 +122,12 @@ def routed(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def of_pf(kernel: Kernel) -> list[str]:
-    return [user.name for user in users_of(kernel).get(PF, ())]
+def of_pf(kernel: Kernel) -> list[tuple[str, str]]:
+    """Each user of the PF, and the peer with which it is connected."""
+    return [(who, peer) for who, _, peer in (user.name.partition(CONNECTED) for user in users_of(kernel).get(PF, ()))]
+
+
+CONNECTED = ", connected with "
 
 
 @pytest.mark.parametrize(
@@ -160,9 +163,9 @@ def test_a_connection_with_a_pod_of_this_node_uses_no_nic(routed: Kernel, below:
         routed.tree.folder(f"/sys/class/net/{path}")
     routed.servers["10.244.0.7"] = "cali1f"
     routed.connect("10.20.0.5:40000", "10.244.0.7:8080", "kubelet (pid 7)")
-    assert of_pf(routed) == (["kubelet (pid 7), connected with 10.244.0.7:8080"] if uses else [])
+    assert of_pf(routed) == ([("kubelet (pid 7)", "10.244.0.7:8080")] if uses else [])
     routed.connect("10.20.0.5:40001", "10.20.0.10:6443", "kube-proxy (pid 8)")
-    assert "kube-proxy (pid 8), connected with 10.20.0.10:6443" in of_pf(routed)
+    assert ("kube-proxy (pid 8)", "10.20.0.10:6443") in of_pf(routed)
 
 
 def test_a_connection_uses_the_nic_that_sends_it_whatever_its_address_is(routed: Kernel) -> None:
@@ -170,7 +173,7 @@ def test_a_connection_uses_the_nic_that_sends_it_whatever_its_address_is(routed:
     routed.netdevs["lo"] = Netdev("", Link(1, "lo", "", "", 65536, True, True))
     routed.ip["lo"] = ("192.0.2.5/32",)
     routed.connect("192.0.2.5:40000", "10.20.0.10:6443", "kubelet (pid 7)")
-    assert of_pf(routed) == ["kubelet (pid 7), connected with 10.20.0.10:6443"]
+    assert of_pf(routed) == [("kubelet (pid 7)", "10.20.0.10:6443")]
 
 
 @pytest.mark.parametrize(
@@ -197,21 +200,21 @@ def test_a_connection_to_a_service_of_ipvs_uses_the_nic_to_its_server(
     routed.tree.put("/proc/net/ip_vs_conn", shown + " ESTABLISHED     899")
     routed.connect(f"{service}:40000", f"{service}:443", "kubelet (pid 7)")
     peer = f"[{service}]" if ":" in service else service
-    assert of_pf(routed) == ([f"kubelet (pid 7), connected with {peer}:443"] if users else [])
+    assert of_pf(routed) == ([("kubelet (pid 7)", f"{peer}:443")] if users else [])
 
 
 def test_a_connection_uses_the_nic_that_has_its_address_also_if_another_one_sends_it(routed: Kernel) -> None:
     """Both are on one network: the peer's packets come in by this one."""
     routed.servers["10.20.0.10"] = "enp65s0"
     routed.connect("10.20.0.5:22", "10.20.0.10:51234", "sshd (pid 812)")
-    assert of_pf(routed) == ["sshd (pid 812), connected with 10.20.0.10:51234"]
+    assert of_pf(routed) == [("sshd (pid 812)", "10.20.0.10:51234")]
 
 
 def test_a_connection_of_a_vf_that_its_pf_sends_uses_both(routed: Kernel) -> None:
     vf = routed.netdev(vf_addresses(routed.files, PF)[1])
     routed.netlink.add_address(vf.ifindex, "10.20.0.6/24")
     routed.connect("10.20.0.6:22", "10.20.0.10:51234", "sshd (pid 812)")
-    user = User("sshd (pid 812), connected with 10.20.0.10:51234")
+    user = User(f"sshd (pid 812){CONNECTED}10.20.0.10:51234")
     assert users_of(routed) == {PF: (user,), f"{PF}#1": (user,)}
 
 
@@ -221,7 +224,7 @@ def test_a_connection_from_an_address_with_a_rule_uses_the_nic_of_the_rule_s_tab
     routed.netlink.add_route(Route("10.20.0.0/24", 100, routed.netdev(OTHER).ifindex))
     routed.connect("10.20.0.5:40000", "10.20.0.10:6443", "sshd (pid 812)")
     routed.connect("10.20.0.6:40000", "10.20.0.10:6443", "kubelet (pid 7)")
-    assert of_pf(routed) == ["sshd (pid 812), connected with 10.20.0.10:6443"]
+    assert of_pf(routed) == [("sshd (pid 812)", "10.20.0.10:6443")]
 
 
 @pytest.mark.parametrize(("bound", "uses"), [("enp33s0", True), ("enp65s0", False)])
@@ -229,13 +232,13 @@ def test_a_connection_that_is_bound_to_a_netdev_uses_that_one(routed: Kernel, bo
     index = routed.netdevs[bound].link.ifindex
     routed.connect("fe80::7:40000", "fe80::9:4420", bound=index)
     routed.connect("10.30.0.5:40000", "10.20.0.9:4420", bound=index)
-    assert of_pf(routed) == (["a connection with 10.20.0.9:4420 and others"] if uses else [])
+    assert of_pf(routed) == ([("a connection with 10.20.0.9:4420 and others", "")] if uses else [])
 
 
 def test_a_connection_in_a_vrf_uses_the_nic_that_has_its_address(routed: Kernel) -> None:
     routed.enslave(PF, "vrf0", "vrf")
     routed.connect("10.20.0.5:22", "10.20.0.10:51234", "sshd (pid 812)", bound=90)
-    assert of_pf(routed) == ["sshd (pid 812), connected with 10.20.0.10:51234"]
+    assert of_pf(routed) == [("sshd (pid 812)", "10.20.0.10:51234")]
 
 
 def test_the_users_of_many_connections_are_named_once_each(routed: Kernel) -> None:
@@ -244,8 +247,8 @@ def test_the_users_of_many_connections_are_named_once_each(routed: Kernel) -> No
     routed.connect("10.20.0.5:700", "10.20.0.9:2049")
     routed.connect("10.20.0.5:2049", "10.20.0.8:900")
     assert of_pf(routed) == [
-        "a connection with 10.20.0.8:900 and others",
-        "nginx (pid 9), connected with 10.20.0.100:51234 and others",
+        ("a connection with 10.20.0.8:900 and others", ""),
+        ("nginx (pid 9)", "10.20.0.100:51234 and others"),
     ]
 
 

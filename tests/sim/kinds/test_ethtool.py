@@ -16,19 +16,14 @@ from agent.kinds.ethtool import COALESCING
 from agent.machine import Group, Link, Setting
 from agent.report.records import Disruption, Outcome
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec
 from agent.state.snapshot import read_basis
 from agent.state.wanted import resolve
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel
-from tests.sim.passes import applied, settle, spec_of, undone
+from tests.sim.passes import applied, rail0, settle, undone
 
 PF, MAC = "0000:21:00.0", "02:00:00:00:01:00"
 NETDEV = "enp33s0"
-
-
-def spec(vfs: object = None, **nic: object) -> NodeSpec:
-    return spec_of({"name": "rail0", "select": {"pci": PF}, **nic, **({"vfs": vfs} if vfs else {})})
 
 
 def writes(kernel: Kernel, word: str) -> list[str]:
@@ -49,11 +44,11 @@ EVERYTHING: dict[str, Mapping[str, object]] = {
 
 def test_a_spec_in_another_order_has_the_same_plan(kernel: Kernel) -> None:
     turned = {key: dict(reversed(list(value.items()))) for key, value in reversed(list(EVERYTHING.items()))}
-    assert dry_run(kernel.machine(), spec(**EVERYTHING)) == dry_run(kernel.machine(), spec(**turned))
+    assert dry_run(kernel.machine(), rail0(**EVERYTHING)) == dry_run(kernel.machine(), rail0(**turned))
 
 
 def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
-    wanted = spec({"count": 3, "groups": [{"index": "1", "rings": {"rx": 512}}]})
+    wanted = rail0(vfs={"count": 3, "groups": [{"index": "1", "rings": {"rx": 512}}]})
     settle(kernel, wanted)
     asked: list[int] = []
 
@@ -67,7 +62,7 @@ def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
 
 
 def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kernel) -> None:
-    result = settle(kernel, spec(channels={"combined": 6}))
+    result = settle(kernel, rail0(channels={"combined": 6}))
     assert is_ready(result.conditions)
     actions = {action: cpus for (_, action), cpus in kernel.interrupts.affinities(PF).items()}
     assert actions.pop(NETDEV) == "0-1"
@@ -78,13 +73,13 @@ def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kern
 
 def test_a_netdev_that_udev_has_not_initialised_is_left_alone(kernel: Kernel) -> None:
     kernel.udev_lags(PF)
-    settle(kernel, spec(rings={"rx": 512}))
+    settle(kernel, rail0(rings={"rx": 512}))
     assert not writes(kernel, "rings")
 
 
 def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
     vfs = {"count": 3, "defaults": {"rings": {"rx": 512}}, "groups": [{"index": "1", "rings": {"tx": 512}}]}
-    assert is_ready(settle(kernel, spec(vfs)).conditions)
+    assert is_ready(settle(kernel, rail0(vfs=vfs)).conditions)
     ethtool = kernel.machine().ethtool
     sizes = [
         {name: ring.value for name, ring in ethtool.settings("rings", kernel.netdev(vf).ifindex).items()}
@@ -109,10 +104,10 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
 def test_impossible_values_are_refused_with_the_remedy_before_any_write(
     kernel: Kernel, wanted: dict[str, object], blocker: str, remedy: str
 ) -> None:
-    (error,) = dry_run(kernel.machine(), spec(**wanted)).errors
+    (error,) = dry_run(kernel.machine(), rail0(**wanted)).errors
     assert blocker in error
     assert remedy in error
-    result = settle(kernel, spec(**wanted))
+    result = settle(kernel, rail0(**wanted))
     assert [outcome.result for outcome in result.outcomes if outcome.change.blocker] == ["blocked"]
     assert not is_ready(result.conditions)
     assert not writes(kernel, next(iter(wanted)))
@@ -131,27 +126,24 @@ def test_impossible_values_are_refused_with_the_remedy_before_any_write(
 def test_what_the_driver_does_not_have_is_unsupported(
     kernel: Kernel, wanted: dict[str, object], field: str, required: bool
 ) -> None:
-    assert not dry_run(kernel.machine(), spec(required=required, **wanted)).errors
-    result = settle(kernel, spec(required=required, **wanted))
+    assert not dry_run(kernel.machine(), rail0(required=required, **wanted)).errors
+    result = settle(kernel, rail0(required=required, **wanted))
     assert [(outcome.result, outcome.change.field) for outcome in undone(result)] == [("unsupported", field)]
     assert is_ready(result.conditions) is not required
 
 
 def test_a_pf_has_fewer_channels_while_it_has_vfs(kernel: Kernel) -> None:
-    wanted = spec({"count": 2}, channels={"combined": 4})
+    wanted = rail0(vfs={"count": 2}, channels={"combined": 4})
     planned = dry_run(kernel.machine(), wanted)
     assert not planned.errors
-    assert [str(change) for change in planned.changes if change.kind == "channels"] == [
-        f"channels {PF} *: none -> known after vfs"
-    ]
+    assert [change.after for change in planned.changes if change.kind == "channels"] == ["known after vfs"]
     (blocked,) = of_kind(settle(kernel, wanted), "channels")
-    assert blocked.result == "blocked"
-    assert blocked.error == "combined is 2 at most, the spec wants 4"
+    assert (blocked.result, "2 at most" in blocked.error) == ("blocked", True)
 
 
 def test_channels_that_new_vfs_reset_are_set_again(kernel: Kernel) -> None:
-    settle(kernel, spec(channels={"combined": 1}))
-    assert is_ready(settle(kernel, spec({"count": 2}, channels={"combined": 1})).conditions)
+    settle(kernel, rail0(channels={"combined": 1}))
+    assert is_ready(settle(kernel, rail0(vfs={"count": 2}, channels={"combined": 1})).conditions)
     assert writes(kernel, "channels") == ["channels {'combined': 1}"] * 2
 
 
@@ -169,7 +161,7 @@ def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     kernel.routed.add(NETDEV)
     kernel.writes.clear()
-    (outcome,) = of_kind(settle(kernel, spec(**wanted)), next(iter(wanted)))
+    (outcome,) = of_kind(settle(kernel, rail0(**wanted)), next(iter(wanted)))
     assert (outcome.change.disruption is Disruption.LINK_FLAP) is flaps
     assert outcome.result == ("deferred" if flaps else "applied")
     assert (outcome.change.affected == (f"a route through {NETDEV} ({PF})",)) is flaps
@@ -178,20 +170,20 @@ def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object
 
 @pytest.mark.parametrize(("owner", "size"), [("user", 1024), ("trackbed", 512)])
 def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
-    settle(kernel, spec({"count": 1, "defaults": {"state": "down"}}))
+    settle(kernel, rail0(vfs={"count": 1, "defaults": {"state": "down"}}))
     (vf,) = vf_addresses(kernel.files, PF).values()
     kernel.host.allocated[vf] = ("team/trainer-0",)
     given = {"owner": owner, "state": "down", "rings": {"rx": 512}}
-    assert is_ready(settle(kernel, spec({"count": 1, "defaults": given})).conditions)
+    assert is_ready(settle(kernel, rail0(vfs={"count": 1, "defaults": given})).conditions)
     assert kernel.ethtool.settings("rings", kernel.netdev(vf).ifindex)["rx"].value == size
 
 
 def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None:
-    (blocked,) = undone(settle(kernel, spec(offloads={"tx-vlan-hw-insert": False})))
+    (blocked,) = undone(settle(kernel, rail0(offloads={"tx-vlan-hw-insert": False})))
     assert (blocked.result, blocked.change.field) == ("blocked", "tx-vlan-hw-insert")
     assert "a feature that it depends on keeps it on" in blocked.error
     assert writes(kernel, "feature") == ["feature {'tx-vlan-hw-insert': False}"]
-    both = spec(offloads={"tx-vlan-hw-insert": False, "rx-vlan-hw-parse": False})
+    both = rail0(offloads={"tx-vlan-hw-insert": False, "rx-vlan-hw-parse": False})
     assert not dry_run(kernel.machine(), both).errors
     assert is_ready(settle(kernel, both).conditions)
 
@@ -199,7 +191,7 @@ def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None
 def test_a_value_that_the_driver_rounds_is_not_written_for_ever(kernel: Kernel) -> None:
     failures = Failures()
     for _ in range(3):
-        result = settle(kernel, spec(rings={"rx": 16}), failures=failures)
+        result = settle(kernel, rail0(rings={"rx": 16}), failures=failures)
     (failed,) = of_kind(result, "rings")
     assert failed.result == "failed" and failed.error.endswith(" rx=64")
     assert not is_ready(result.conditions)
@@ -213,7 +205,7 @@ def test_adaptive_goes_off_before_the_numbers_and_on_after_them(kernel: Kernel) 
     wanted = {"adaptive_rx": False, "adaptive_tx": True, "rx_usecs": 16, "tx_usecs": 16}
     snapshot = read_basis(kernel.machine())
     have = snapshot.merged(links.NAME, None, {PF: {PF: status}}).merged(COALESCING.name, None, {PF: {PF: read}})
-    planned = COALESCING.plan(resolve(spec(coalescing=wanted), snapshot.functions), have)
+    planned = COALESCING.plan(resolve(rail0(coalescing=wanted), snapshot.functions), have)
     assert [change.field for change in planned] == ["adaptive_rx", "rx_usecs", "tx_usecs", "adaptive_tx"]
 
 
@@ -241,11 +233,11 @@ def test_a_netdev_goes_from_combined_to_separate_channels_and_back(
     memory = Memory(lambda: 0.0)
     for channels in sequence:
         for _ in range(2):
-            result = converge(kernel.machine(), Goal(spec(channels=channels)), memory)
+            result = converge(kernel.machine(), Goal(rail0(channels=channels)), memory)
         assert is_ready(result.conditions), result.conditions
         assert not applied(result)
         present = {name: quantity.value for name, quantity in kernel.ethtool.settings("channels", index).items()}
         assert present == {"rx": 0, "tx": 0, "combined": 0} | channels
     memory.failures.forget()
-    converge(kernel.machine(), Goal(spec()), memory)
+    converge(kernel.machine(), Goal(rail0()), memory)
     assert kernel.ethtool.settings("channels", index) == found

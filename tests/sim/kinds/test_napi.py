@@ -9,10 +9,9 @@ from agent.machine import QueueIrq
 from agent.report.names import KUBELET_CPUS
 from agent.report.records import Outcome
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 from tests.sim.kernel import Kernel
-from tests.sim.passes import again, settle, spec_of
+from tests.sim.passes import again, rail0, settle, spec_of
 from tests.sim.two_nics import two_nics
 
 PF, NETDEV = "0000:21:00.0", "enp33s0"
@@ -25,10 +24,6 @@ def kernel() -> Kernel:
     kernel = two_nics()
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     return kernel
-
-
-def spec(**nic: object) -> NodeSpec:
-    return spec_of({"name": "rail0", "select": {"pci": PF}, **nic})
 
 
 def instances(kernel: Kernel, function: str = PF) -> list[dict[str, int]]:
@@ -47,48 +42,48 @@ def of_napi(result: Pass) -> list[Outcome]:
 
 
 def test_all_instances_become_what_the_spec_says_and_stay_so(kernel: Kernel) -> None:
-    assert is_ready(settle(kernel, spec(napi=ALL)).conditions)
+    assert is_ready(settle(kernel, rail0(napi=ALL)).conditions)
     assert instances(kernel) == [ALL] * 4
     assert files(kernel) == ["2", "20000", "1"]
-    assert again(kernel, spec(napi=ALL)) == ([], ())
+    assert again(kernel, rail0(napi=ALL)) == ([], ())
 
 
 def test_an_instance_that_somebody_set_alone_is_set_back(kernel: Kernel) -> None:
-    settle(kernel, spec(napi=ALL))
+    settle(kernel, rail0(napi=ALL))
     one = sorted(kernel.netlink.napis(kernel.netdev(PF).ifindex))[1]
     kernel.netlink.set_napi(one, {"gro_flush_timeout": 7, "threaded": 0})
-    repaired = {str(outcome.change) for outcome in of_napi(settle(kernel, spec(napi=ALL)))}
-    assert f"napi {PF} gro_flush_timeout: 20000,20000,7,20000 -> 20000" in repaired
+    repaired = {outcome.change.field: outcome.change.before for outcome in of_napi(settle(kernel, rail0(napi=ALL)))}
+    assert repaired["gro_flush_timeout"] == "20000,20000,7,20000"
     assert instances(kernel) == [ALL] * 4
 
 
 @pytest.mark.parametrize("name", ["napi_defer_hard_irqs", "gro_flush_timeout", "threaded"])
 def test_a_file_that_somebody_wrote_is_set_back(kernel: Kernel, name: str) -> None:
-    settle(kernel, spec(napi=ALL))
+    settle(kernel, rail0(napi=ALL))
     kernel.files.write(f"/sys/class/net/{NETDEV}/{name}", "0")
-    (repaired,) = of_napi(settle(kernel, spec(napi=ALL)))
+    (repaired,) = of_napi(settle(kernel, rail0(napi=ALL)))
     assert repaired.result == "applied"
     assert instances(kernel) == [ALL] * 4
 
 
 def test_new_instances_are_as_the_spec_says_in_the_pass_that_brings_them(kernel: Kernel) -> None:
-    settle(kernel, spec(napi=ALL))
+    settle(kernel, rail0(napi=ALL))
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)
-    assert is_ready(settle(kernel, spec(napi=ALL)).conditions)
+    assert is_ready(settle(kernel, rail0(napi=ALL)).conditions)
     assert instances(kernel) == [ALL] * 4
-    assert is_ready(settle(kernel, spec(napi=ALL, channels={"combined": 6})).conditions)
+    assert is_ready(settle(kernel, rail0(napi=ALL, channels={"combined": 6})).conditions)
     assert instances(kernel) == [ALL] * 6
 
 
 def test_a_vf_has_its_own_settings(kernel: Kernel) -> None:
-    assert is_ready(settle(kernel, spec(vfs={"count": 2, "defaults": {"napi": ALL}})).conditions)
+    assert is_ready(settle(kernel, rail0(vfs={"count": 2, "defaults": {"napi": ALL}})).conditions)
     assert [instances(kernel, vf) for vf in vf_addresses(kernel.files, PF).values()] == [[ALL]] * 2
     assert files(kernel) == ["0", "0", "0"]
 
 
 def test_of_a_netdev_that_the_spec_has_down_only_the_files_are_set(kernel: Kernel) -> None:
     """The kernel refuses `threaded` then (modify_napi_threaded, net/core/net-sysfs.c), as of a veth that is down."""
-    wanted = spec(napi=ALL, state="down")
+    wanted = rail0(napi=ALL, state="down")
     assert is_ready(settle(kernel, wanted).conditions)
     assert files(kernel) == ["2", "20000", "0"]
     assert settle(kernel, wanted).outcomes == ()
@@ -96,14 +91,14 @@ def test_of_a_netdev_that_the_spec_has_down_only_the_files_are_set(kernel: Kerne
 
 def test_before_linux_6_13_the_files_have_all(kernel: Kernel) -> None:
     kernel.napi.each_alone = False
-    assert is_ready(settle(kernel, spec(napi=OLD)).conditions)
+    assert is_ready(settle(kernel, rail0(napi=OLD)).conditions)
     assert files(kernel) == ["2", "20000", "1"]
-    result = settle(kernel, spec(napi=ALL))
+    result = settle(kernel, rail0(napi=ALL))
     (refused,) = of_napi(result)
     assert not is_ready(result.conditions)
     assert (refused.result, refused.change.field) == ("unsupported", "irq_suspend_timeout")
     assert "since Linux 6.13" in refused.error
-    assert refused.remedy.startswith("take irq_suspend_timeout out of the spec")
+    assert "irq_suspend_timeout out of" in refused.remedy
 
 
 @pytest.mark.parametrize("each_alone", [True, False])
@@ -115,11 +110,11 @@ def test_what_leaves_the_spec_is_as_before(kernel: Kernel, each_alone: bool) -> 
     kernel.netlink.set_napi(last, {"threaded": 1})
     kernel.napi.each_alone = each_alone
     before, originals = (instances(kernel), files(kernel)), Originals()
-    settle(kernel, spec(napi=ALL if each_alone else OLD), originals=originals)
+    settle(kernel, rail0(napi=ALL if each_alone else OLD), originals=originals)
     assert (instances(kernel), files(kernel)) != before
-    assert is_ready(settle(kernel, spec(), originals=originals).conditions)
+    assert is_ready(settle(kernel, rail0(), originals=originals).conditions)
     assert (instances(kernel), files(kernel)) == before
-    assert again(kernel, spec(), originals=originals) == ([], ())
+    assert again(kernel, rail0(), originals=originals) == ([], ())
 
 
 def threads(kernel: Kernel, function: str = PF) -> list[tuple[int, ...]]:
@@ -135,7 +130,7 @@ def cpus_of_interrupts(kernel: Kernel) -> list[tuple[int, ...]]:
 
 def test_the_thread_of_an_instance_runs_where_its_interrupt_is_served_and_follows_it() -> None:
     kernel = linked(cpus=8)
-    wanted = spec(napi={"threaded": True})
+    wanted = rail0(napi={"threaded": True})
     result = settle(kernel, wanted)
     assert is_ready(result.conditions)
     before = threads(kernel)
@@ -151,7 +146,7 @@ def test_the_thread_of_an_instance_runs_where_its_interrupt_is_served_and_follow
     assert threads(kernel) == before
     kernel.host.set_affinity(kernel.napi.threads[max(kernel.napi.threads)], range(8))
     (repaired,) = settle(kernel, wanted).outcomes
-    assert str(repaired.change) == f"napi_threads {PF} thread-7: 0-7 -> {before[7][0]}"
+    assert (repaired.change.field, repaired.change.before) == ("thread-7", "0-7")
     assert threads(kernel) == before
 
 
@@ -168,7 +163,7 @@ def test_a_thread_whose_interrupt_is_unknown_runs_on_the_cpus_that_serve_the_nic
     kernel = Kernel(cpus=8)
     kernel.add_nic(PF, NETDEV, "02:00:00:00:01:00", node=0)
     kernel.tree.put(KUBELET_CPUS[0], '{"entries": {"pod": {"app": "1"}}}')
-    assert is_ready(settle(kernel, spec(napi={"threaded": True})).conditions)
+    assert is_ready(settle(kernel, rail0(napi={"threaded": True})).conditions)
     assert threads(kernel) == [(0, 2, 3)] * 8
 
 
@@ -180,7 +175,6 @@ def test_threads_run_everywhere_again_where_interrupts_are_not_placed_any_more()
     assert threads(kernel) == [tuple(range(8))] * 8
     settle(kernel, spec_of(nic), originals=originals)
     assert threads(kernel) == cpus_of_interrupts(kernel)
-    without = spec_of({"name": "rail0", "select": {"pci": PF}})
-    assert is_ready(settle(kernel, without, originals=originals).conditions)
+    assert is_ready(settle(kernel, rail0(), originals=originals).conditions)
     assert kernel.host.affinities == {}
-    assert again(kernel, without, originals=originals) == ([], ())
+    assert again(kernel, rail0(), originals=originals) == ([], ())

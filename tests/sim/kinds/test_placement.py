@@ -21,7 +21,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import applied, condition, settle, spec_of
+from tests.sim.passes import applied, condition, rail0, settle, spec_of
 from tests.sim.refusing import refusing
 from tests.sim.seams import seen
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
@@ -32,7 +32,7 @@ def kernel() -> Kernel:
     return two_nics(cpus=8)
 
 
-ONE = spec_of({"name": "rail0", "select": {"pci": PF0}})
+ONE = rail0()
 
 
 def spec(count: int = 5, **more: object) -> NodeSpec:
@@ -320,7 +320,7 @@ def test_a_placement_that_cannot_be_written_does_not_end_the_pass(kernel: Kernel
 
 
 def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: Kernel) -> None:
-    goal = Goal(spec_of({"name": "a", "select": {"pci": PF0}, "mtu": 9000}))
+    goal = Goal(rail0(mtu=9000))
     converge(kernel.machine(), goal, Memory(lambda: 0.0))  # it records the placement, which the next pass reads
     settled = converge(kernel.machine(), goal, Memory(lambda: 0.0))
     placed = placement(settled.want, settled.have)

@@ -12,7 +12,7 @@ from agent.report.records import Disruption
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel
 from tests.sim.kinds.test_rdma import refused, settle
-from tests.sim.passes import spec_of
+from tests.sim.passes import rail0
 from tests.sim.two_nics import NAME0, PF0
 
 NET = f"/sys/class/net/{NAME0}"
@@ -156,8 +156,7 @@ def test_a_nic_without_a_roce_device_has_nothing_to_set_the_defaults_on(kernel: 
     result = settle(kernel, {"roce": {"cm_tos": 106}})
     said = f"{PF0} and its VFs have no RoCE device; load its RDMA driver; {LOG_IF_LOADED}"
     assert refused(result)["cm_tos"] == ("failed", said)
-    spec = spec_of({"name": "r", "select": {"pci": PF0}, "roce": {"cm_tos": 106}})
-    assert not dry_run(kernel.machine(), spec).errors
+    assert not dry_run(kernel.machine(), rail0(roce={"cm_tos": 106})).errors
 
 
 def test_a_mode_that_a_port_does_not_have_is_unsupported(kernel: Kernel) -> None:

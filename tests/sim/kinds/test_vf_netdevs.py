@@ -155,7 +155,7 @@ def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(k
     kernel.writes.clear()
     result = follow(3)
     assert kernel.writes == []
-    assert condition(result, "Carrier").message == f"no carrier on enp33s0v1 ({PF}#1)"
+    assert condition(result, "Carrier").message.endswith(f"enp33s0v1 ({PF}#1)")
 
 
 @pytest.mark.parametrize("link_file", ["/usr/lib/systemd/network/99-default.link", "/etc/systemd/network/10-vfs.link"])

@@ -86,7 +86,7 @@ def test_a_slot_that_is_slower_than_its_card_only_warns() -> None:
     node = Probed(kernel)
     judged = node.look()
     assert (judged["PcieLink"].status, judged["PcieLink"].severity) == ("False", "warn")
-    assert "x16 at 16 GT/s of x16 at 32 GT/s" in judged["PcieLink"].message
+    assert "at 16 GT/s" in judged["PcieLink"].message
     assert is_ready(judged.values())
     assert node.last is not None
     assert [nic.ready for nic in node.last.nics] == [True, True]

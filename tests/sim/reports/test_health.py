@@ -108,9 +108,9 @@ def test_a_card_whose_driver_has_given_up_all_devices_is_named_from_the_first_pa
     conditions = node.look()
     assert not is_ready(conditions.values())
     assert conditions["NicsPresent"].status == "True"
-    assert "its netdev is not there (driver: mlx5_core)" in conditions["Converged"].message
-    assert "see the kernel log (dmesg)" in conditions["Converged"].remedy
-    assert f"NIC rail0: {PF0}: no RDMA device" in conditions["RdmaDevices"].message
+    assert "mlx5_core" in conditions["Converged"].message
+    assert "dmesg" in conditions["Converged"].remedy
+    assert PF0 in conditions["RdmaDevices"].message
 
 
 def test_a_roce_function_whose_netdev_is_in_a_pod_is_not_taken_for_one_without(node: Node) -> None:

@@ -49,7 +49,7 @@ def run(files: dict[str, str], target: str = "multi-user") -> Pass:
 )
 def test_a_netdev_of_ifupdown_gets_no_address_of_the_agent(files: dict[str, str], target: str, place: str) -> None:
     outcomes = {(each.result, each.error) for each in run(files, target).outcomes if each.change.kind == "addresses"}
-    assert outcomes == {("blocked", f"ifupdown configures {NAME0} ({place})")}
+    assert {(result, NAME0 in error, f"({place})" in error) for result, error in outcomes} == {("blocked", True, True)}
 
 
 @pytest.mark.parametrize("kind", [pytest.param("", id="fedora-coreos-tracker-1383"), "bond"])

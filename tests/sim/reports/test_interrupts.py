@@ -10,11 +10,11 @@ from agent.report.names import CPU_CLAIMS
 from agent.report.verdict import is_ready
 from agent.spec.ranges import parse_ranges
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import rail0, settle
 from tests.sim.refusing import refusing
 from tests.sim.two_nics import MAC0, NAME0, PF0, two_nics
 
-ONE = spec_of({"name": "rail0", "select": {"pci": PF0}})
+ONE = rail0()
 
 
 def with_interrupts(cpus: int, number: int) -> Kernel:

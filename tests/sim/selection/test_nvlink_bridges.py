@@ -6,12 +6,9 @@ import pytest
 from attrs import evolve
 
 from agent.engine.converge import Pass
-from agent.engine.dry_run import dry_run
 from agent.hardware.functions import Asked, discover
 from agent.state.scope import own
 from cli.as_inventory import derive_inventory
-from cli.inspection import inspect, render
-from tests.sim.cli.test_as_inventory import executed
 from tests.sim.kernel import PCI, Kernel
 from tests.sim.passes import settle, spec_of
 
@@ -111,23 +108,5 @@ def test_a_bridge_that_hangs_is_not_read_and_stays_known(kernel: Kernel) -> None
     assert readings(kernel) == list(RAILS)
 
 
-def test_the_inventory_of_such_a_server_has_no_bridge(kernel: Kernel) -> None:
-    starter = derive_inventory(kernel.machine(), "h1", "n1", [])
-    _, wanted = executed(starter.text)
-    (nic,) = wanted.nics
-    assert (starter.remaining, nic.select.each, nic.select.max, nic.select.without) == ((), True, 2, ())
-    assert f"# NVLink bridge, left to the fabric manager: {BRIDGE} [15b3:1021]" in starter.text
-    assert not dry_run(kernel.machine(), wanted).changes
-    # One that is asked for by name is taken.
+def test_a_bridge_is_in_an_inventory_if_it_is_asked_for_by_name(kernel: Kernel) -> None:
     assert f'"pci": "{BRIDGE}"' in derive_inventory(kernel.machine(), "h1", "n1", [BRIDGE]).text
-
-
-def test_inspect_tells_a_bridge_from_a_nic(kernel: Kernel) -> None:
-    inspection = inspect(kernel.machine())
-    assert {function.address: function.nvlink_bridge for function in inspection.functions} == {
-        RAILS[0]: False,
-        BRIDGE: True,
-        RAILS[1]: False,
-    }
-    assert render(inspection).count("NVLink bridge") == 1
-    assert [function.serials for function in inspection.functions] == [("AB",)] * 3

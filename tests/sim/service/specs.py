@@ -12,17 +12,16 @@ from agent.engine.retry import Failures
 from agent.machine import Machine
 from agent.report.verdict import is_ready
 from agent.service.spec_in_force import TRIAL, SpecInForce
-from agent.spec.node import NodeSpec, from_mapping, to_json
+from agent.spec.node import NodeSpec, to_json
 from tests.sim.kernel import Kernel
+from tests.sim.passes import rail0
 from tests.sim.refusing import refusing
 
 PF = "0000:21:00.0"
 
 
 def spec(count: int) -> NodeSpec:
-    return from_mapping(
-        {"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}}]}
-    )
+    return rail0(vfs={"count": count})
 
 
 @define

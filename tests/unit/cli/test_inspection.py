@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from attrs import evolve, fields
 
-from agent.hardware.bonds import rdma_devices
 from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
 from agent.machine import Link, VfInfo
 from agent.report.records import to_plain
@@ -122,64 +121,6 @@ GIDS = (
     Gid(1, "RoCE v2", "fe80::ba59:9fff:fe00:1", "ens1f0np0"),
     Gid(3, "RoCE v2", "10.0.0.1", "ens1f0np0"),
 )
-
-
-PORTS = {"0000:3b:00.0": "ens1f0np0", "0000:3b:00.1": "ens1f1np1", "0000:5e:00.0": "ens2f0np0"}
-
-
-def lag() -> Kernel:
-    """Two cards: RoCE LAG bonds the two ports of the first; the second one's port is in a bond with nobody."""
-    kernel = Kernel.with_files(
-        {
-            "/sys/class/net/bond0/bonding/slaves": "ens1f0np0 ens1f1np1 ens2f0np0",
-            "/sys/class/infiniband/mlx5_bond_0/node_type": "1: CA",
-            "/sys/class/infiniband/mlx5_bond_0/ports/1/link_layer": "Ethernet",
-            "/sys/class/infiniband/mlx5_bond_0/ports/1/gid_attrs/ndevs/0": "bond0",
-            "/sys/class/infiniband/mlx5_bond_0/ports/1/gid_attrs/ndevs/1": "bond0",
-            "/sys/bus/pci/devices/0000:3b:00.0/infiniband/mlx5_bond_0/x": "",
-        }
-    )
-    for address, name in PORTS.items():
-        kernel.tree.put(f"/sys/bus/pci/devices/{address}/class", "0x020000")
-        kernel.tree.folder(f"/sys/bus/pci/devices/{address}/net/{name}")
-        kernel.tree.link(f"/sys/class/net/{name}/device", f"../{address}")
-        kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
-    return kernel
-
-
-class Ports(Silent):
-    """The netdevs of the same machine."""
-
-    def link(self, name: str) -> Link | None:
-        mac, names = "b8:59:9f:00:00:01", list(PORTS.values())
-        return Link(4 + names.index(name), name, mac, mac, 9000, True, True) if name in names else None
-
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        return {}
-
-
-def test_with_roce_lag_both_ports_show_the_one_rdma_device_and_it_shows_both_netdevs() -> None:
-    inspection = inspect(evolve(lag().machine(), netlink=Ports()))  # type: ignore[arg-type]
-    first, second, other = inspection.functions
-    assert first.rdma == second.rdma
-    (device,) = first.rdma
-    assert (device.name, device.ports[0].netdev) == ("mlx5_bond_0", "bond0")
-    assert device.ports[0].bonded == ("ens1f0np0", "ens1f1np1", "ens2f0np0")
-    assert other.rdma == inspection.other_rdma == ()
-    assert render(inspection).count("bond0 (ens1f0np0, ens1f1np1, ens2f0np0)") == 2
-
-
-def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> None:
-    kernel, ports = lag(), Ports()
-    kernel.tree.folder("/sys/bus/pci/devices/0000:3b:00.1/infiniband/mlx5_1")
-    kernel.tree.put("/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0", "ens1f1np1")
-    inspection = inspect(evolve(kernel.machine(), netlink=ports))  # type: ignore[arg-type]
-    assert [[device.name for device in function.rdma] for function in inspection.functions] == [
-        ["mlx5_bond_0"],
-        ["mlx5_1"],
-        [],
-    ]
-    assert rdma_devices(kernel.files, "0000:3b:00.1") == ["mlx5_1"]
 
 
 def port(netdev: str) -> RdmaPort:
