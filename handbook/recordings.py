@@ -52,7 +52,7 @@ def watch() -> str:
     """A cable is pulled."""
     kernel, spec = _server()
     _pass(kernel, spec)
-    kernel.lose_carrier(RAILS["rail1"][0])
+    kernel.carriers.lose(RAILS["rail1"][0])
     return _drawn("watch", "trackbed status --watch", status.view(_verdict(_pass(kernel, spec), spec)))
 
 

@@ -1,14 +1,21 @@
 """ethtool for the simulated igb and igbvf (Linux 6.1, an 82576): channels, rings, coalescing, features."""
 
+from __future__ import annotations
+
 import errno
 import os
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field
 
-from agent.machine import Group, Link, Setting
+from agent.machine import Group, Setting
 from tests.sim.drivers import DRIVERS
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel, Netdev
+
+NET = "/sys/class/net"
 
 RINGS = 4096
 LEAST_RING = 64
@@ -34,33 +41,6 @@ def _error(number: int, what: str = "") -> OSError:
     return OSError(number, what or os.strerror(number))
 
 
-class Nics(Protocol):
-    """The simulated kernel's netdevs."""
-
-    cpus: int
-    vf_queues: int
-
-    def function_and_link(self, ifindex: int) -> tuple[str, Link]:
-        """The function and the link; ENODEV."""
-        ...
-
-    def is_vf(self, function: str) -> bool: ...
-
-    def vf_count(self, function: str) -> int: ...
-
-    def driver(self, function: str) -> str: ...
-
-    def queues_in_use(self, function: str) -> int: ...
-
-    def refuse(self, operation: str, where: str, value: str) -> None:
-        """Record a write, and raise the fault that a test has ordered."""
-        ...
-
-    def reset_queues(self, function: str) -> None:
-        """The queues and interrupts that it has now take the place of the old ones."""
-        ...
-
-
 @define
 class _Netdev:
     queues: int
@@ -80,7 +60,7 @@ class SimEthtool:
     ``most``: how many queues a PF can have.
     """
 
-    nics: Nics
+    kernel: Kernel
     two_modes: set[str] = field(factory=set)
     separate_only: set[str] = field(factory=set)
     most: int = MOST_QUEUES
@@ -92,37 +72,74 @@ class SimEthtool:
     def actions(self, ifindex: int) -> list[str]:
         """The names of the netdev's interrupts: paired where there are too few; with VFs, one queue transmits."""
         function, netdev = self._of(ifindex)
-        name = self.nics.function_and_link(ifindex)[1].name
-        if (driver := self.nics.driver(function)) in DRIVERS:
+        name = self.kernel.by_ifindex(ifindex).link.name
+        if (driver := self.kernel.driver(function)) in DRIVERS:
             return DRIVERS[driver].irqs(name, function, netdev.queues)
         queues = range(netdev.queues)
-        if self.nics.is_vf(function):
+        if self.kernel.sriov.is_vf(function):
             alone = [f"{name}-tx-0", f"{name}-rx-0", name]
             return alone if netdev.queues == 1 else [name, *(f"{name}-TxRx-{queue}" for queue in queues)]
         if not self._paired(ifindex):
             return [name, *(f"{name}-rx-{queue}" for queue in queues), *(f"{name}-tx-{queue}" for queue in queues)]
-        transmitting = 1 if self.nics.vf_count(function) else netdev.queues
+        transmitting = 1 if self.kernel.sriov.count(function) else netdev.queues
         return [name, *(f"{name}-{'TxRx' if queue < transmitting else 'rx'}-{queue}" for queue in queues)]
+
+    def make_queues(self, netdev: Netdev) -> None:
+        """The folders of a netdev's queues."""
+        folder, tree = f"{NET}/{netdev.link.name}/queues", self.kernel.tree
+        queues = self.queues(netdev.link.ifindex)
+        for queue in range(queues):
+            tree.put(f"{folder}/rx-{queue}/rps_cpus", "0")
+            tree.put(f"{folder}/rx-{queue}/rps_flow_cnt", "0")
+            if queues > 1:
+                tree.put(f"{folder}/tx-{queue}/xps_cpus", "0")
+            else:
+                tree.folder(f"{folder}/tx-{queue}")  # a single queue's attribute gives ENOENT
+
+    def _reset_queues(self, function: str) -> None:
+        """The queues and interrupts that it has now take the place of the old ones."""
+        netdev = next(netdev for netdev in self.kernel.netdevs.values() if netdev.function == function)
+        self.kernel.napi.forget(netdev.link.ifindex)
+        self.kernel.tree.remove(f"{NET}/{netdev.link.name}/queues")
+        self.make_queues(netdev)
+        if netdev.link.up:
+            self.kernel.interrupts.free(function)
+            self._request_irqs(netdev)
+
+    def set_up(self, netdev: Netdev) -> None:
+        """A netdev has interrupts while it is up; no representor has, and no second port that shares those of the first."""
+        driver = DRIVERS.get(self.kernel.driver(netdev.function))
+        if "pf" in netdev.port or (netdev.dev_port and driver is not None and driver.ports_share):
+            return
+        if netdev.link.up:
+            self._request_irqs(netdev)
+        else:
+            self.kernel.interrupts.free(netdev.function)
+
+    def _request_irqs(self, netdev: Netdev) -> None:
+        self.kernel.interrupts.request_all(netdev.function, self.actions(netdev.link.ifindex))
 
     def vfs_changed(self, ifindex: int) -> None:
         """igb_sriov_reinit."""
         function, netdev = self._of(ifindex)
-        if self.nics.driver(function) in DRIVERS:
+        if self.kernel.driver(function) in DRIVERS:
             return
         netdev.queues = self._default(function)
-        self.nics.reset_queues(function)
+        self._reset_queues(function)
 
     def _most(self, function: str) -> int:
-        igb = self.nics.driver(function) not in DRIVERS
-        return MOST_QUEUES_WITH_VFS if igb and self.nics.vf_count(function) else self.most
+        igb = self.kernel.driver(function) not in DRIVERS
+        return MOST_QUEUES_WITH_VFS if igb and self.kernel.sriov.count(function) else self.most
 
     def _default(self, function: str) -> int:
-        return self.nics.vf_queues if self.nics.is_vf(function) else min(self._most(function), self.nics.cpus)
+        return (
+            self.kernel.vf_queues if self.kernel.sriov.is_vf(function) else min(self._most(function), self.kernel.cpus)
+        )
 
     def _paired(self, ifindex: int) -> bool:
         """igb_set_flag_queue_pairs."""
         function, netdev = self._of(ifindex)
-        return not self.nics.is_vf(function) and netdev.queues > self._most(function) // 2
+        return not self.kernel.sriov.is_vf(function) and netdev.queues > self._most(function) // 2
 
     # --- Ethtool ------------------------------------------------------------------------------------------
 
@@ -147,7 +164,7 @@ class SimEthtool:
 
     def _channels(self, ifindex: int) -> Mapping[str, Setting]:
         function, netdev = self._of(ifindex)
-        if self.nics.is_vf(function):
+        if self.kernel.sriov.is_vf(function):
             return {}
         most = self._most(function)
         if function not in self.two_modes | self.separate_only:
@@ -168,18 +185,18 @@ class SimEthtool:
             return
         if given["combined"] > self._most(function) or not given["combined"]:
             raise _error(errno.EINVAL, "requested channel count exceeds maximum")
-        if given["combined"] < self.nics.queues_in_use(function):
+        if any(user.queue >= given["combined"] for user in self.kernel.queue_users.get(function, ())):
             raise _error(errno.EINVAL)
         if netdev.queues != given["combined"]:
             netdev.queues = given["combined"]
-            self.nics.reset_queues(function)
+            self._reset_queues(function)
 
     def _switch(self, function: str, netdev: _Netdev, wanted: Mapping[str, int]) -> None:
         separate = wanted["rx"], wanted["tx"]
         if all(separate) == bool(wanted.get("combined")) or any(separate) != all(separate):
             raise _error(errno.EINVAL)
         netdev.separate, netdev.queues = separate, max(wanted.values())
-        self.nics.reset_queues(function)
+        self._reset_queues(function)
 
     def _rings(self, ifindex: int) -> Mapping[str, Setting]:
         return {name: Setting(size, RINGS) for name, size in self._of(ifindex)[1].rings.items()}
@@ -193,7 +210,7 @@ class SimEthtool:
 
     def _coalescing(self, ifindex: int) -> Mapping[str, Setting]:
         function, netdev = self._of(ifindex)
-        if self.nics.is_vf(function):
+        if self.kernel.sriov.is_vf(function):
             return {"rx_usecs": Setting(netdev.rx_usecs)}
         tx_usecs = 0 if self._paired(ifindex) else netdev.tx_usecs
         return {"rx_usecs": Setting(netdev.rx_usecs), "tx_usecs": Setting(tx_usecs)}
@@ -231,9 +248,9 @@ class SimEthtool:
     # ------------------------------------------------------------------------------------------------------
 
     def _of(self, ifindex: int) -> tuple[str, _Netdev]:
-        function, _ = self.nics.function_and_link(ifindex)
+        function = self.kernel.by_ifindex(ifindex).function
         if ifindex not in self._netdevs:
-            vf = self.nics.is_vf(function)
+            vf = self.kernel.sriov.is_vf(function)
             features = {
                 name: evolve(feature, changeable=feature.changeable and not (vf and name in FIXED_IN_A_VF))
                 for name, feature in FEATURES.items()
@@ -243,8 +260,8 @@ class SimEthtool:
         return function, self._netdevs[ifindex]
 
     def _written(self, ifindex: int, what: str, given: Mapping[str, object]) -> tuple[str, _Netdev]:
-        _, link = self.nics.function_and_link(ifindex)
-        self.nics.refuse("ethtool", link.name, f"{what} {dict(given)}")
+        name = self.kernel.by_ifindex(ifindex).link.name
+        self.kernel.refuse("ethtool", name, f"{what} {dict(given)}")
         return self._of(ifindex)
 
 

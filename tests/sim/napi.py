@@ -1,35 +1,21 @@
 """The simulated NAPI instances: one for each queue of a netdev that is up, as Linux 6.18 was seen to have them for veth."""
 
+from __future__ import annotations
+
 import errno
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from tests.sim.host import SimHost
-from tests.sim.tree import Tree, error
+from tests.sim.tree import error
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel
 
 NET = "/sys/class/net"
 FILES = {"defer_hard_irqs": "napi_defer_hard_irqs", "gro_flush_timeout": "gro_flush_timeout", "threaded": "threaded"}
 MOST = 2**31 - 1
-
-
-class Netdevs(Protocol):
-    """The simulated kernel's netdevs."""
-
-    tree: Tree
-    host: SimHost
-    cpus: int
-
-    def queues_of(self, ifindex: int) -> tuple[str, int]:
-        """The name of a netdev, and how many queues it has; 0 while it is down. ENODEV."""
-        ...
-
-    def linked_irqs(self, ifindex: int) -> list[int]:
-        """The interrupts of which the driver tells the queues, in their order."""
-        ...
-
-    def refuse(self, operation: str, where: str, value: str) -> None: ...
 
 
 @define(eq=False)
@@ -39,7 +25,7 @@ class Napis:
     ``threads``: the thread of each instance, as long as it has one (as since Linux 6.17; before, it stayed for ever).
     """
 
-    netdevs: Netdevs
+    kernel: Kernel
     each_alone: bool = True
     threads: dict[int, int] = field(factory=dict)
     _of: dict[int, dict[int, dict[str, int]]] = field(factory=dict)
@@ -47,8 +33,8 @@ class Napis:
 
     def appear(self, name: str) -> None:
         for file in FILES.values():
-            if f"{NET}/{name}/{file}" not in self.netdevs.tree.files:
-                self.netdevs.tree.put(f"{NET}/{name}/{file}", "0")
+            if f"{NET}/{name}/{file}" not in self.kernel.tree.files:
+                self.kernel.tree.put(f"{NET}/{name}/{file}", "0")
 
     def forget(self, ifindex: int) -> None:
         """The driver frees the instances with the queues, and with them what was set of each."""
@@ -57,7 +43,7 @@ class Napis:
 
     def of(self, ifindex: int) -> Mapping[int, Mapping[str, int]]:
         there = self._instances(ifindex)
-        irqs = dict(zip(there, self.netdevs.linked_irqs(ifindex), strict=False))
+        irqs = dict(zip(there, sorted(self.kernel.netlink.queue_irqs(ifindex)), strict=False))
         told = {id: {"irq": irqs[id]} if id in irqs else {} for id in there}
         own = there if self.each_alone else {id: dict[str, int]() for id in there}
         return {id: {**own[id], **told[id], **self._thread(id, has["threaded"])} for id, has in there.items()}
@@ -67,26 +53,27 @@ class Napis:
             self._end(id)
             return {}
         pid = self.threads.setdefault(id, 100 + id)
-        self.netdevs.host.affinities.setdefault(pid, tuple(range(self.netdevs.cpus)))
+        self.kernel.host.affinities.setdefault(pid, tuple(range(self.kernel.cpus)))
         return {"pid": pid}
 
     def _end(self, id: int) -> None:
-        self.netdevs.host.affinities.pop(self.threads.pop(id, 0), None)
+        self.kernel.host.affinities.pop(self.threads.pop(id, 0), None)
 
     def _instances(self, ifindex: int) -> dict[int, dict[str, int]]:
-        name, queues = self.netdevs.queues_of(ifindex)
+        link = self.kernel.by_ifindex(ifindex).link
+        queues = self.kernel.ethtool.queues(ifindex) if link.up else 0
         there = self._of.setdefault(ifindex, {})
         if len(there) != queues:
             there.clear()
-            read = self.netdevs.tree.read
+            read = self.kernel.tree.read
             for _ in range(queues):
-                ways = {setting: int(read(f"{NET}/{name}/{file}")) for setting, file in FILES.items()}
+                ways = {setting: int(read(f"{NET}/{link.name}/{file}")) for setting, file in FILES.items()}
                 there[self._next] = {**ways, "irq_suspend_timeout": 0}
                 self._next += 1
         return there
 
     def set(self, napi: int, given: Mapping[str, int]) -> None:
-        self.netdevs.refuse("napi", str(napi), str(given))
+        self.kernel.refuse("napi", str(napi), str(given))
         if not self.each_alone:
             raise error(errno.EOPNOTSUPP, str(napi))
         if given.get("defer_hard_irqs", 0) > MOST:
@@ -103,6 +90,6 @@ class Napis:
             raise error(errno.EOPNOTSUPP, path)
         if setting == "defer_hard_irqs" and int(text) > MOST:
             raise error(errno.ERANGE, path)
-        self.netdevs.tree.put(path, text)
+        self.kernel.tree.put(path, text)
         for has in self._instances(ifindex).values():
             has[setting] = int(text)

@@ -208,8 +208,8 @@ class Subsystem:
     def _node_guid(self, function: str | None, link_layer: str) -> str:
         """A VF's driver takes the one that its PF has granted by then, mlx5 on Ethernet with the MAC address."""
         granted = None
-        if function is not None and self.kernel.is_vf(function):
-            info = self.kernel.granted(function)
+        if function is not None and self.kernel.sriov.is_vf(function):
+            info = self.kernel.sriov.granted(function)
             granted = info.node_guid
             if link_layer == "Ethernet" and self.kernel.driver(function) == "mlx5_core":
                 first, last = info.mac[:8], info.mac[9:]

@@ -87,7 +87,7 @@ class Routing:
         """Removing an IPv4 address also removes later addresses of its network, unless they are promoted."""
         present = self.assigned[ifindex]
         network = ip_interface(address).network
-        name = self.kernel.function_and_link(ifindex)[1].name
+        name = self.kernel.by_ifindex(ifindex).link.name
         files = self.kernel.tree.files
         promoted = "1" in (files[f"{CONF}/{where}/promote_secondaries"] for where in ("all", name))
         secondary = {
@@ -101,7 +101,7 @@ class Routing:
         self._forget(lambda route: route.table == MAIN and route.ifindex == ifindex and route.gateway is None)
         if all(":" in other for other in left):
             self._forget(lambda route: route.ifindex == ifindex and ":" not in route.destination)
-        if self.kernel.function_and_link(ifindex)[1].up:
+        if self.kernel.by_ifindex(ifindex).link.up:
             for other in left:
                 self._connect(ifindex, other)
         # An IPv6 route in another table stays without its source (fib6_remove_prefsrc). An IPv4 one stays as it is, unless that

@@ -93,6 +93,13 @@ class Sriov:
         vfs = sorted(self._vfs.get(physical, {}).items())
         return tuple(vf for index, vf in vfs if (physical, index) not in self.resetting)
 
+    def granted(self, vf: str) -> VfInfo:
+        """What its PF grants a VF."""
+        return next(granted for granted in self.of(self.physical(vf) or "") if granted.index == index_of(vf))
+
+    def is_vf(self, function: str) -> bool:
+        return self.physical(function) is not None
+
     def count(self, physical: str) -> int:
         return len(self._vfs[physical])
 

@@ -216,6 +216,6 @@ def test_a_roce_port_that_is_active_while_its_netdev_is_down_is_not_required() -
 def test_a_nic_without_a_cable_is_described_as_before(kernel: Kernel) -> None:
     prepare(kernel)
     text, spec = written(kernel)
-    kernel.lose_carrier(SECOND, slow=True)
+    kernel.carriers.lose(SECOND, slow=True)
     assert derive_inventory(kernel.machine(), "gpu-01.example.net", "gpu-01", ()).text == text
     assert [each.type for each in passes.settle(kernel, spec).conditions if each.status == "False"] == ["Carrier"]

@@ -93,7 +93,7 @@ def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(ker
     memory = Memory(lambda: now, failures)
     for second in range(600):
         now = 100.0 + second
-        kernel.lose_carrier(vf, slow)
+        kernel.carriers.lose(vf, slow)
         kernel.writes.clear()
         failures.hasten(None)
         converge(kernel.machine(), Goal(spec()), memory, result.have, frozenset({PF0}))
@@ -101,7 +101,7 @@ def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(ker
     # It never counts as undone by another program, which would end the tries for an hour.
     quick = range(10, 49, 2) if slow else range(8, 63, 3)
     assert flaps == [5, *quick, *([53, 63, 83, 123, 203, 363] if slow else [68, 79, 100, 141, 222, 383])]
-    kernel.regain_carrier(vf)
+    kernel.carriers.regain(vf)
     assert is_ready(settle(kernel, spec(), result, failures=failures).conditions)
 
 
@@ -131,7 +131,7 @@ def test_a_vf_in_use_is_not_set_down_even_without_carrier(kernel: Kernel) -> Non
     result = settle(kernel, spec(), failures=failures)
     vf = vf_addresses(kernel.files, PF0)[3]
     kernel.routed.add(kernel.netdev(vf).name)
-    kernel.lose_carrier(vf)
+    kernel.carriers.lose(vf)
     kernel.writes.clear()
     for now in (100.0, 200.0):
         outcomes = settle(kernel, spec(), result, now=now, failures=failures).outcomes

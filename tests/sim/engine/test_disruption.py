@@ -299,7 +299,7 @@ def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: floa
     for at in moments(Slow(-1, give_to_pod, step).converge(trust=True), "set VF 2", "kubelet.allocations")[::3]:
         slow = Slow(at, give_to_pod, step)
         slow.converge(trust=True)
-        assert not slow.kernel.granted(slow.vf).trust, f"taken before read {at}, but written"
+        assert not slow.kernel.sriov.granted(slow.vf).trust, f"taken before read {at}, but written"
 
 
 def of_ice(kernel: Kernel) -> None:

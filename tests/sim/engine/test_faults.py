@@ -256,7 +256,7 @@ class Faults(RuleBasedStateMachine):
         """The properties of a VF that its owner would notice if they changed."""
         link = self.kernel.netdev(function)
         rings = tuple(self.kernel.ethtool.settings("rings", link.ifindex).items())
-        return link.ifindex, link.mac, link.mtu, link.up, self.kernel.granted(function), rings
+        return link.ifindex, link.mac, link.mtu, link.up, self.kernel.sriov.granted(function), rings
 
     @invariant()
     def nobody_lost_what_they_hold(self) -> None:

@@ -14,11 +14,11 @@ from tests.sim.two_nics import PF0
 
 
 def test_vfs_are_not_created_before_udev_has_processed_the_pf(kernel: Kernel) -> None:
-    kernel.udev_lags(PF0)
+    kernel.udev.lags(PF0)
     result = settle(kernel, spec())
     assert not is_ready(result.conditions)
     assert kernel.files.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "0"
-    kernel.udev_catches_up(PF0)
+    kernel.udev.catches_up(PF0)
     result = settle(kernel, spec(), result, frozenset({PF0}))
     assert is_ready(result.conditions)
 
@@ -29,8 +29,8 @@ def test_the_event_of_a_netdev_that_udev_has_missed_is_sent_again(kernel: Kernel
     failures = Failures()
     result = settle(kernel, spec(), failures=failures)
     netdev = PF0 if function == "pf" else vf_addresses(kernel.files, PF0)[3]
-    kernel.udev_lags(netdev)
-    kernel.udev_runs = runs
+    kernel.udev.lags(netdev)
+    kernel.udev.runs = runs
     kernel.writes.clear()
     now = 100.0
     memory = Memory(lambda: now, failures)

@@ -186,7 +186,7 @@ def test_a_link_that_a_kill_left_down_is_not_noted_as_down_before(node: Node) ->
     node.path.unlink()  # as after a reboot: the agent finds the VFs up
     node.restart()
     function = vf(node, 0)
-    node.kernel.lose_carrier(function)
+    node.kernel.carriers.lose(function)
 
     def kill(operation: str, where: str, value: str) -> None:
         if operation == "set_link" and "up=True" in value:

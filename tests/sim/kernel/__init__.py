@@ -9,6 +9,7 @@ from attrs import define, evolve, field
 
 from agent.machine import Connection, Events, EventSource, Link, Machine, QueueIrq, QueueUser, VfInfo
 from tests.sim import config_space, hugepages, variables
+from tests.sim.carriers import Carriers
 from tests.sim.drivers import DRIVERS
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
@@ -19,8 +20,9 @@ from tests.sim.namespaces import SimNamespaces, inside
 from tests.sim.napi import Napis
 from tests.sim.rdma import Subsystem
 from tests.sim.routing import SETTINGS, Routing
-from tests.sim.sriov import Sriov, index_of, path_name, vf_name
+from tests.sim.sriov import Sriov
 from tests.sim.tree import Tree, error
+from tests.sim.udev import Udev
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -93,22 +95,20 @@ class Kernel:
     opened: list[str] = field(factory=list)
     events: Events = field(factory=NoEvents)
     netdevs: dict[str, Netdev] = field(factory=dict)
-    stuck: set[str] = field(factory=set)
-    slow: set[str] = field(factory=set)
     renames_running: bool = False
     hanging: dict[str, int] = field(factory=dict)
     linked: dict[str, tuple[QueueIrq | None, ...]] = field(factory=dict)
     queue_users: dict[str, tuple[QueueUser, ...]] = field(factory=dict)
     made: dict[str, list[Netdev]] = field(factory=dict)
     partition_mtu: int = 4092
-    udev_runs: bool = True
-    _pf_names: dict[str, str] = field(factory=dict)
     _by_ifindex: dict[int, str] = field(factory=dict)
     _away: dict[str, Netdev] = field(factory=dict)
     next_ifindex: int = 2
     interrupts: Interrupts = field(init=False)
     napi: Napis = field(init=False)
     sriov: Sriov = field(init=False)
+    carriers: Carriers = field(init=False)
+    udev: Udev = field(init=False)
     rdma: Subsystem = field(init=False)
     routing: Routing = field(init=False)
     files: SimFiles = field(init=False)
@@ -122,10 +122,11 @@ class Kernel:
         self.rdma = Subsystem(self)
         self.routing = Routing(self)
         self.sriov = Sriov(self)
+        self.carriers = Carriers(self)
+        self.udev = Udev(self)
         self.interrupts = Interrupts(self.tree, self.cpus, self.nodes)
         self.interrupts.boot()
         self.tree.put("/proc/sys/net/core/rps_sock_flow_entries", "0")
-        self.tree.folder("/run/udev/data")
         self.tree.folder(PCI)
         hugepages.boot(self)
         variables.boot(self)
@@ -199,7 +200,7 @@ class Kernel:
         self.sriov.add(address)
         if driver in DRIVERS:
             self.sriov.able.add(address)
-        self._pf_names[address] = name
+        self.udev.pf_names[address] = name
         self.bind(address, name, mac, driver)
 
     def add_erdma(self, address: str, node: int = 0) -> None:
@@ -212,15 +213,7 @@ class Kernel:
 
     def vfs(self, function: str) -> tuple[VfInfo, ...]:
         """A PF's VFs as the PF reports them."""
-        link = self.netlink.link(self.netdev(function).name)
-        assert link is not None
-        return link.vfs
-
-    def granted(self, function: str) -> VfInfo:
-        """What its PF grants a VF."""
-        physical = self.sriov.physical(function)
-        assert physical is not None
-        return next(vf for vf in self.vfs(physical) if vf.index == index_of(function))
+        return self.sriov.of(function)
 
     def add_virtual(self, name: str, queues: int = 1) -> None:
         """ip link add NAME type veth: a netdev without a PCI function."""
@@ -245,43 +238,11 @@ class Kernel:
         """modprobe -r igb; modprobe igb."""
         link = self.netdev(address) if self.has_netdev(address) else None
         driver = self.driver(address)
-        if self.vf_count(address):
+        if self.sriov.count(address):
             self.sriov.set_count(address, 0)
         self.unbind(address)
         self.sriov.add(address)
         self.bind(address, link.name if link else "", link.permanent_mac if link else "", driver)
-
-    def lose_carrier(self, function: str, slow: bool = False) -> None:
-        """A cable that is out, or a VF that missed its PF's reset: no carrier until it is brought up again.
-
-        ``slow``: also then not before :meth:`regain_carrier`, as of an igbvf whose PF is still resetting.
-        """
-        if self.carrier(self.netdevs[self.netdev(function).name]):
-            self.count_loss(function)
-        self.stuck.add(self.netdev(function).name)
-        if slow:
-            self.slow.add(self.netdev(function).name)
-
-    def count_loss(self, function: str) -> None:
-        """Count a loss of carrier, as the kernel does (netif_carrier_off, net/sched/sch_generic.c)."""
-        netdev = self.netdevs[self.netdev(function).name]
-        netdev.link = evolve(netdev.link, carrier_downs=1 + netdev.link.carrier_downs)
-
-    def regain_carrier(self, function: str) -> None:
-        self.stuck.discard(self.netdev(function).name)
-        self.slow.discard(self.netdev(function).name)
-
-    def udev_lags(self, function: str) -> None:
-        """The function's netdev is there, and udev has not looked at it yet."""
-        self.tree.remove(f"/run/udev/data/n{self.netdev(function).ifindex}")
-
-    def udev_catches_up(self, function: str) -> None:
-        self._tell_udev(self.netdev(function))
-
-    def send_event(self, name: str) -> None:
-        """Send the event of a netdev again. udev handles it if it runs."""
-        if self.udev_runs:
-            self._tell_udev(self.netdevs[name].link)
 
     def load_vfio(self) -> None:
         """modprobe vfio-pci."""
@@ -319,7 +280,7 @@ class Kernel:
         self.tree.folder(inside(namespace, f"{PCI}/{function}/net/eth1"))
         self.tree.remove(f"{NET}/{link.name}")
         self.tree.remove(f"{PCI}/{function}/net/{link.name}")
-        self.tree.remove(f"/run/udev/data/n{link.ifindex}")
+        self.udev.forget(link)
 
     def lose_netdev(self, function: str) -> None:
         """Its driver gives the netdev up and stays bound, as mlx5's does when the firmware dies."""
@@ -343,20 +304,6 @@ class Kernel:
 
     # --- for the other parts -----------------------------------------------------------
 
-    def function_and_link(self, ifindex: int) -> tuple[str, Link]:
-        netdev = self.by_ifindex(ifindex)
-        return netdev.function, netdev.link
-
-    def is_vf(self, function: str) -> bool:
-        return self.sriov.physical(function) is not None
-
-    def vf_count(self, function: str) -> int:
-        return self.sriov.count(function)
-
-    def queues_in_use(self, function: str) -> int:
-        """Up to which queue somebody has one for itself."""
-        return max((user.queue + 1 for user in self.queue_users.get(function, ())), default=0)
-
     def refuse(self, operation: str, where: str, value: str) -> None:
         self.writes.append((where, value))
         if (refused := self.fault(operation, where, value)) is not None:
@@ -366,22 +313,6 @@ class Kernel:
         """A netdev that is written to; the fault may have been that it went."""
         self.refuse(operation, self.by_ifindex(ifindex).link.name, value)
         return self.by_ifindex(ifindex)
-
-    def queues_of(self, ifindex: int) -> tuple[str, int]:
-        link = self.by_ifindex(ifindex).link
-        return link.name, self.ethtool.queues(ifindex) if link.up else 0
-
-    def linked_irqs(self, ifindex: int) -> list[int]:
-        return sorted(self.netlink.queue_irqs(ifindex))
-
-    def reset_queues(self, function: str) -> None:
-        netdev = next(netdev for netdev in self.netdevs.values() if netdev.function == function)
-        self.napi.forget(netdev.link.ifindex)
-        self.tree.remove(f"{NET}/{netdev.link.name}/queues")
-        self._make_queues(netdev)
-        if netdev.link.up:
-            self.interrupts.free(function)
-            self.request_irqs(netdev)
 
     # --- netdevs ----------------------------------------------------------------------------
 
@@ -402,17 +333,6 @@ class Kernel:
         netdev = self.netdevs[name]
         self.enter(netdev.function)
         return netdev
-
-    def carrier(self, netdev: Netdev) -> bool:
-        physical = self.sriov.physical(netdev.function)
-        if netdev.link.name in self.stuck:
-            return False
-        if self.sriov.only_for_vfs(netdev.function):
-            return False
-        if physical is None or self.sriov.only_for_vfs(physical):
-            return netdev.link.up
-        above = {"auto": self.has_netdev(physical) and self.netdev(physical).up, "enable": True, "disable": False}
-        return netdev.link.up and above[self.sriov.link_state(netdev.function)]
 
     def driver(self, function: str) -> str:
         return self.tree.links.get(f"{PCI}/{function}/driver", "").rpartition("/")[2]
@@ -455,43 +375,14 @@ class Kernel:
             self.tree.put(f"{NET}/{link.name}/phys_port_name", netdev.port)
         self.tree.link(f"{NET}/{link.name}/device", f"../../../{netdev.function}")
         self.tree.folder(f"{NET}/{link.name}/device/net")
-        self._make_queues(netdev)
+        self.ethtool.make_queues(netdev)
         self.routing.conf(link.name, dict.fromkeys(SETTINGS, "0"))
         self.tree.folder(f"{PCI}/{netdev.function}/net/{link.name}")
-        self._tell_udev(link)
+        self.udev.tell(link)
         self.rdma.bound(netdev.function, link.name)
-
-    def _tell_udev(self, link: Link) -> None:
-        """udev derives a name, keeps the present one, and makes the derived one an alternative name."""
-        netdev = self.by_ifindex(link.ifindex)
-        usual = self._usual_name(netdev.function)
-        if usual and usual != link.name and not self.named(usual):
-            netdev.link = evolve(link, altnames=(*link.altnames, usual))
-        properties = f"\nE:ID_NET_NAME_SLOT={usual}" if usual else ""
-        text = (
-            f"I:1{properties}\nE:ID_NET_LINK_FILE=/usr/lib/systemd/network/99-default.link\nE:ID_NET_NAME={link.name}"
-        )
-        self.tree.put(f"/run/udev/data/n{link.ifindex}", text)
-
-    def _usual_name(self, function: str) -> str | None:
-        physical = self.sriov.physical(function)
-        if physical is None:
-            return self._pf_names.get(function)
-        return vf_name(self._pf_names[physical] or path_name(physical), index_of(function))
 
     def named(self, name: str) -> bool:
         return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self.netdevs.values())
-
-    def _make_queues(self, netdev: Netdev) -> None:
-        folder = f"{NET}/{netdev.link.name}/queues"
-        queues = self.ethtool.queues(netdev.link.ifindex)
-        for queue in range(queues):
-            self.tree.put(f"{folder}/rx-{queue}/rps_cpus", "0")
-            self.tree.put(f"{folder}/rx-{queue}/rps_flow_cnt", "0")
-            if queues > 1:
-                self.tree.put(f"{folder}/tx-{queue}/xps_cpus", "0")
-            else:
-                self.tree.folder(f"{folder}/tx-{queue}")  # a single queue's attribute gives ENOENT
 
     def unbind(self, function: str) -> None:
         self.rdma.unbound(function)
@@ -504,12 +395,4 @@ class Kernel:
                 self.routing.gone(netdev.link.ifindex, name)
                 self.tree.remove(f"{NET}/{name}")
                 self.tree.remove(f"{PCI}/{function}/net/{name}")
-                self.tree.remove(f"/run/udev/data/n{netdev.link.ifindex}")
-
-    def has_irqs(self, netdev: Netdev) -> bool:
-        """Whether a netdev has interrupts of its own: no representor has, and no second port that shares those of the first."""
-        driver = DRIVERS.get(self.driver(netdev.function))
-        return "pf" not in netdev.port and not (netdev.dev_port and driver is not None and driver.ports_share)
-
-    def request_irqs(self, netdev: Netdev) -> None:
-        self.interrupts.request_all(netdev.function, self.ethtool.actions(netdev.link.ifindex))
+                self.udev.forget(netdev.link)

@@ -74,7 +74,7 @@ class SimFiles:
         elif path.endswith("/sriov_numvfs"):
             self._kernel.sriov.set_count(path.split("/")[-2], int(text))
         elif path.endswith("/uevent"):
-            self._kernel.send_event(path.split("/")[-2])
+            self._kernel.udev.send_event(path.split("/")[-2])
         elif path.endswith("/driver_override"):
             self._kernel.tree.put(path, text.strip() or "(null)")
         elif path.startswith(NET) and path.endswith(tuple(napi.FILES.values())):

@@ -30,7 +30,7 @@ class SimNetlink:
         if netdev is None:
             return None
         self._kernel.enter(netdev.function)
-        carrier = self._kernel.carrier(netdev)
+        carrier = self._kernel.carriers.there(netdev)
         vfs = self._kernel.sriov.of(netdev.function)
         if not vfs and not netdev.link.vfs and netdev.link.carrier == carrier:
             return netdev.link
@@ -50,13 +50,12 @@ class SimNetlink:
         if txqueuelen is not None:
             netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
         if up is not None and up != netdev.link.up:
-            if not up and self._kernel.carrier(netdev):
-                self._kernel.count_loss(netdev.function)
+            if not up and self._kernel.carriers.there(netdev):
+                self._kernel.carriers.count_loss(netdev.function)
             netdev.link = evolve(netdev.link, up=up)
             self._kernel.napi.forget(ifindex)
-            self._kernel.stuck -= {netdev.link.name} - self._kernel.slow
-            if self._kernel.has_irqs(netdev):
-                self._kernel.request_irqs(netdev) if up else self._kernel.interrupts.free(netdev.function)
+            self._kernel.carriers.brought_up(netdev.link.name)
+            self._kernel.ethtool.set_up(netdev)
             self._kernel.routing.set_up(ifindex, up)
 
     def queue_irqs(self, ifindex: int) -> dict[int, QueueIrq]:

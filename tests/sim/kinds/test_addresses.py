@@ -324,11 +324,11 @@ def test_ipv6_that_is_disabled_is_named(kernel: Kernel) -> None:
 
 
 def test_a_netdev_that_udev_has_not_named_yet_gets_no_address(kernel: Kernel) -> None:
-    kernel.udev_lags(PF0)
+    kernel.udev.lags(PF0)
     result = run(kernel, spec(DERIVED))
     assert f"links {PF0} udev entry: none -> present" in [str(outcome.change) for outcome in undone(result)]
     assert own_addresses(kernel, PF0) == ()
-    kernel.udev_catches_up(PF0)
+    kernel.udev.catches_up(PF0)
     settle(kernel, spec(DERIVED))
 
 

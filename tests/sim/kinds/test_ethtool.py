@@ -72,7 +72,7 @@ def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kern
 
 
 def test_a_netdev_that_udev_has_not_initialised_is_left_alone(kernel: Kernel) -> None:
-    kernel.udev_lags(PF)
+    kernel.udev.lags(PF)
     settle(kernel, rail0(rings={"rx": 512}))
     assert not writes(kernel, "rings")
 

@@ -148,7 +148,7 @@ def test_a_vf_that_its_pf_holds_down_is_named_with_the_setting_that_lifts_it(ker
         kernel.tree.put(f"/sys/class/infiniband/ibp33s0v{index}/node_guid", ":".join(textwrap.wrap(octets, 4)))
     held = vf_addresses(kernel.files, PF)[1]
     kernel.sriov.set(PF, kernel.netdev(PF), 1, link_state="disable")
-    kernel.lose_carrier(held, slow=True)
+    kernel.carriers.lose(held, slow=True)
     kernel.rdma.set_port("ibp33s0v1", state="1: DOWN", phys_state="5: LinkUp")
     result = settle(kernel, wanted)
     carrier, ports = condition(result, "Carrier"), condition(result, "RdmaPorts")

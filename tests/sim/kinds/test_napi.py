@@ -124,7 +124,7 @@ def threads(kernel: Kernel, function: str = PF) -> list[tuple[int, ...]]:
 
 
 def cpus_of_interrupts(kernel: Kernel) -> list[tuple[int, ...]]:
-    numbers = kernel.linked_irqs(kernel.netdev(PF).ifindex)
+    numbers = sorted(kernel.netlink.queue_irqs(kernel.netdev(PF).ifindex))
     return [parse_ranges(kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")) for number in numbers]
 
 

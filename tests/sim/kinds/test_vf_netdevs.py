@@ -130,14 +130,14 @@ def test_a_link_that_lost_its_carrier_long_ago_gets_the_same_time_to_settle_as_a
     def flaps(start: float) -> list[int]:
         """The seconds at which its link is taken down and up, while that does not help."""
         nonlocal now
-        kernel.lose_carrier(vf, slow=True)
+        kernel.carriers.lose(vf, slow=True)
         seconds = []
         for second in range(20):
             kernel.writes.clear()
             now = start + second
             converge(kernel.machine(), Goal(spec({"count": 2})), memory)
             seconds += [second] if any("up=False" in value for _, value in kernel.writes) else []
-        kernel.regain_carrier(vf)
+        kernel.carriers.regain(vf)
         now = start + 100.0
         converge(kernel.machine(), Goal(spec({"count": 2})), memory)
         return seconds
@@ -151,7 +151,7 @@ def test_only_a_vf_whose_driver_may_miss_its_carrier_is_set_down_and_up_for_it(k
     kernel.set_driver(PF, "mlx5_core")
     follow = passes_of(kernel, spec({"count": 2}))
     follow(1)
-    kernel.lose_carrier(address(kernel, 1), slow=True)
+    kernel.carriers.lose(address(kernel, 1), slow=True)
     kernel.writes.clear()
     result = follow(3)
     assert kernel.writes == []

@@ -38,11 +38,11 @@ def look(node: Node, **judged: object) -> NicVerdict:
 
 def lose(node: Node, seconds: float = 1.0, address: str = PF0, seen: bool = True) -> None:
     """The link is away for so long. ``seen``: a pass reads it meanwhile."""
-    node.kernel.lose_carrier(address)
+    node.kernel.carriers.lose(address)
     if seen:
         look(node)
     node.now += seconds
-    node.kernel.regain_carrier(address)
+    node.kernel.carriers.regain(address)
     look(node)
     node.now += 10
 
@@ -115,8 +115,8 @@ def test_seldom_losses_quarantine_by_their_number_in_a_day_and_are_forgotten_aft
 
 def test_losses_that_no_pass_has_seen_are_counted_by_the_kernel(node: Node) -> None:
     for _ in range(3):
-        node.kernel.lose_carrier(PF0)
-        node.kernel.regain_carrier(PF0)
+        node.kernel.carriers.lose(PF0)
+        node.kernel.carriers.regain(PF0)
     assert look(node).link == "quarantined"
 
 
@@ -126,9 +126,9 @@ def test_a_loss_that_lasts_is_one_and_its_quarantine_does_not_end_while_it_lasts
     lose(node)
     lose(node, seen=False)
     assert look(node).link == "suspect", "the first one is too long ago"
-    node.kernel.lose_carrier(PF0)
+    node.kernel.carriers.lose(PF0)
     assert states(node, 0, DAY) == ["quarantined", "quarantined"]
-    node.kernel.regain_carrier(PF0)
+    node.kernel.carriers.regain(PF0)
     assert states(node, 1, 590, 20) == ["quarantined", "quarantined", "probation"]
 
 
@@ -141,11 +141,11 @@ def test_a_loss_in_quarantine_makes_it_begin_again(node: Node) -> None:
 
 
 def test_a_link_that_came_up_and_was_lost_again_between_two_passes_has_two_losses(node: Node) -> None:
-    node.kernel.lose_carrier(PF0)
+    node.kernel.carriers.lose(PF0)
     assert look(node).link == "suspect"
     for _ in range(2):
-        node.kernel.regain_carrier(PF0)
-        node.kernel.lose_carrier(PF0)
+        node.kernel.carriers.regain(PF0)
+        node.kernel.carriers.lose(PF0)
     assert look(node).link == "quarantined"
 
 
@@ -181,7 +181,7 @@ def test_the_agent_s_own_changes_and_a_netdev_that_is_set_down_are_no_losses(nod
     look(node)
     for count in (1, 2, 3, 4):
         node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": count}}]}
-        node.kernel.count_loss(PF0)
+        node.kernel.carriers.count_loss(PF0)
         look(node)
         node.now += TRAINING
     assert look(node).link == "good"
@@ -190,8 +190,8 @@ def test_the_agent_s_own_changes_and_a_netdev_that_is_set_down_are_no_losses(nod
 def test_a_restart_of_the_agent_forgets_no_loss_and_counts_those_meanwhile(node: Node) -> None:
     lose(node)
     lose(node)
-    node.kernel.lose_carrier(PF0)
-    node.kernel.regain_carrier(PF0)
+    node.kernel.carriers.lose(PF0)
+    node.kernel.carriers.regain(PF0)
     node.restart()
     quarantined = look(node)
     assert quarantined.link == "quarantined"
@@ -243,7 +243,7 @@ def test_a_check_that_is_off_or_only_warns_quarantines_nobody(node: Node) -> Non
 def test_a_flood_of_losses_is_kept_within_bounds_and_ends(node: Node) -> None:
     for _ in range(2):
         for _ in range(1000):
-            node.kernel.count_loss(PF0)
+            node.kernel.carriers.count_loss(PF0)
         assert look(node).link == "quarantined"
     assert node.folder is not None
     kept = json.loads((node.folder / "link_flaps.json").read_text())["kept"]

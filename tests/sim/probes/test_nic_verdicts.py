@@ -56,7 +56,7 @@ def test_each_nic_of_a_ready_node_is_ready_and_names_its_vfs(node: Node) -> None
 
 def test_a_pf_without_carrier_takes_its_vfs_with_it_and_no_other_nic(node: Node) -> None:
     node.look()
-    node.kernel.lose_carrier(PF0)
+    node.kernel.carriers.lose(PF0)
     assert not is_ready(node.look().values())
     first, second = nics(node)
     assert (first.ready, first.reason, first.message, first.ready_vfs) == (
@@ -70,7 +70,7 @@ def test_a_pf_without_carrier_takes_its_vfs_with_it_and_no_other_nic(node: Node)
 
 def test_an_optional_nic_is_not_ready_on_a_node_that_is(node: Node) -> None:
     node.look()
-    node.kernel.lose_carrier(PF1)
+    node.kernel.carriers.lose(PF1)
     assert is_ready(node.look().values())
     first, second = nics(node)
     assert (first.ready, second.ready, second.reason) == (True, False, "NoCarrier")
@@ -78,7 +78,7 @@ def test_an_optional_nic_is_not_ready_on_a_node_that_is(node: Node) -> None:
 
 def test_a_fault_of_a_vf_is_that_vf_s_alone(node: Node) -> None:
     node.look()
-    node.kernel.lose_carrier(vf_addresses(node.kernel.files, PF0)[1], slow=True)
+    node.kernel.carriers.lose(vf_addresses(node.kernel.files, PF0)[1], slow=True)
     node.look()
     first, _ = nics(node)
     assert (first.ready, first.ready_vfs) == (True, 2)
@@ -166,7 +166,7 @@ def test_in_observe_mode_every_nic_is_ready_as_the_node_is(node: Node, needed: d
     both(node)
     node.look()
     node.more = {**node.more, "mode": "observe"}
-    node.kernel.lose_carrier(PF0)
+    node.kernel.carriers.lose(PF0)
     conditions = node.look(**needed)
     assert is_ready(conditions.values())
     assert all(nic.ready for nic in nics(node))
@@ -186,14 +186,14 @@ def both(node: Node) -> None:
 def test_with_enough_nics_the_node_is_ready_and_warns_of_the_others(node: Node) -> None:
     both(node)
     assert is_ready(node.look(**ONE).values())
-    node.kernel.lose_carrier(PF0)
+    node.kernel.carriers.lose(PF0)
     conditions = node.look(**ONE)
     assert is_ready(conditions.values())
     assert (conditions["Carrier"].status, conditions["Carrier"].severity) == ("False", "warn")
     assert conditions["NicsReady"].message.startswith("1 of 2 NICs are ready, at least 1 must be: rail0")
     assert passes_first(conditions.values())
     assert not is_ready(node.look(granularity="device", at_least=2).values())
-    node.kernel.lose_carrier(PF1)
+    node.kernel.carriers.lose(PF1)
     conditions = node.look(**ONE)
     assert (conditions["NicsReady"].status, conditions["NicsReady"].reason) == ("False", "TooFewReady")
     assert not passes_first(conditions.values())
@@ -203,7 +203,7 @@ def test_with_enough_nics_the_node_is_ready_and_warns_of_the_others(node: Node) 
 def test_the_nics_that_the_node_needs_can_be_named(node: Node, these: list[str], ready: bool) -> None:
     both(node)
     node.look()
-    node.kernel.lose_carrier(PF0)
+    node.kernel.carriers.lose(PF0)
     assert is_ready(node.look(granularity="device", these=these).values()) is ready
 
 
@@ -223,7 +223,7 @@ def test_a_nic_that_is_gone_or_cannot_be_changed_costs_no_more_than_itself(node:
 
 def test_a_check_that_only_an_optional_nic_fails_stays_required(node: Node) -> None:
     node.look()
-    node.kernel.lose_carrier(PF1)
+    node.kernel.carriers.lose(PF1)
     carrier = node.look(**ONE)["Carrier"]
     assert (carrier.status, carrier.severity, len(carrier.faults)) == ("True", "required", 1)
 

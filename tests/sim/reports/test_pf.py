@@ -71,7 +71,7 @@ def test_a_pf_that_is_called_otherwise_is_the_same_nic(node: Node, name: str) ->
     node.follow(nic)
     node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, up=False)
     node.kernel.netlink.rename(node.kernel.netdev(PF0).ifindex, name)
-    node.kernel.send_event(name)
+    node.kernel.udev.send_event(name)
     assert is_settled(node.follow(nic))
     assert is_settled(node.follow({**nic, "select": {"netdev": NAME0}}))
     assert (node.kernel.netdev(PF0).name, len(node.kernel.vfs(PF0))) == (name, 2)
@@ -274,11 +274,11 @@ def test_a_name_that_udev_gives_for_a_moment_is_no_other_nic(node: Node) -> None
     ifindex = node.kernel.netdev(PF0).ifindex
     node.kernel.netlink.set_link(ifindex, up=False, mtu=1500)
     node.kernel.netlink.rename(ifindex, "rename16")
-    node.kernel.udev_lags(PF0)
+    node.kernel.udev.lags(PF0)
     node.kernel.writes.clear()
     assert not is_ready(node.follow(nic, passes=1).conditions)
     assert node.kernel.writes == []
     node.kernel.netlink.rename(ifindex, NAME0)
-    node.kernel.udev_catches_up(PF0)
+    node.kernel.udev.catches_up(PF0)
     assert is_settled(node.follow(nic))
     assert (node.kernel.netdev(PF0).mtu, len(node.kernel.vfs(PF0))) == (9000, 2)

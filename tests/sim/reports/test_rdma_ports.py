@@ -110,7 +110,7 @@ def test_a_port_that_is_down_by_design_does_not_matter(given: dict[str, Any], re
     kernel = two_nics()
     kernel.rdma.add(PF0, "mlx5_0", NAME0)
     kernel.rdma.add(PF1, "mlx5_1", NAME1, state="DOWN")
-    kernel.lose_carrier(PF1, slow=True)
+    kernel.carriers.lose(PF1, slow=True)
     nics = [{"name": f"rail{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, PF1))]
     assert is_ready(Probed(kernel, more={"nics": nics[:1]}).look().values())
     judged = Probed(kernel, more={"nics": [nics[0], nics[1] | given]}).look()

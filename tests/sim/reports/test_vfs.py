@@ -95,15 +95,15 @@ def test_a_vf_that_udev_has_not_named_yet_is_left_alone(node: Node, entry: str) 
     """A name such as eth0 may be another netdev's a moment later. udev makes an entry just before it renames."""
     node.follow(FOUR)
     function = vf(node, 1)
-    node.kernel.udev_runs = False
-    node.kernel.udev_lags(function)
+    node.kernel.udev.runs = False
+    node.kernel.udev.lags(function)
     ifindex = node.kernel.netdev(function).ifindex
     node.kernel.tree.put(f"/run/udev/data/n{ifindex}", entry)
     node.kernel.netlink.set_link(ifindex, mtu=1500)
     node.kernel.writes.clear()
     node.follow(FOUR, passes=1)
     assert [written for written in node.kernel.writes if written[0] == f"{NAME0}v1"] == []
-    node.kernel.udev_runs = True
+    node.kernel.udev.runs = True
     assert is_settled(node.follow(FOUR))
     assert node.kernel.netdev(function).mtu == 9000
 

@@ -151,11 +151,11 @@ class Node:
         self.unbind(pf)
         self.kernel.bind(pf, f"eth{PFS.index(pf)}", mac_of(pf))
         self.kernel.netlink.remove_altname(self.kernel.netdev(pf).ifindex, name_of(pf))
-        self.kernel.udev_lags(pf)
+        self.kernel.udev.lags(pf)
 
     def udev_catches_up(self, pf: str) -> None:
         self.identify(pf)
-        self.kernel.udev_catches_up(pf)
+        self.kernel.udev.catches_up(pf)
 
     def unbind(self, pf: str) -> None:
         self.kernel.sriov.set_count(pf, 0)
