@@ -1,4 +1,4 @@
-"""Compares settings on several ways of packets: the rounds, and their table and record."""
+"""Compares settings on several paths of packets: the rounds, and their table and record."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rich.table import Table
 from handbook import campaign
 
 COLUMNS = {
-    "way": "Way",
+    "path": "Path",
     "setting": "Setting",
     "rate": "Requests/s",
     "p99": "p99, µs",
     "cpu": "CPU per request, µs",
     "gap": "Longest stop in each ms of a spinning program: p99, µs",
 }
-MEASURED = [key for key in COLUMNS if key not in ("way", "setting")]
+MEASURED = [key for key in COLUMNS if key not in ("path", "setting")]
 
 W = TypeVar("W")
 S = TypeVar("S")
@@ -33,20 +33,20 @@ def options(name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     record = click.option(
         "--record", is_flag=True, help=f"Write docs/campaign/{name}.json, from which `make docs` makes the table."
     )
-    rounds = click.option("--rounds", default=3, show_default=True, help="Measurements of each way and setting.")
+    rounds = click.option("--rounds", default=3, show_default=True, help="Measurements of each path and setting.")
     return lambda command: record(rounds(command))
 
 
 def compare(
     name: str,
-    ways: Mapping[str, W],
+    paths: Mapping[str, W],
     settings: Mapping[str, S],
     measure: Callable[[W, S], Mapping[str, float]],
     *,
     rounds: int,
     record: bool,
 ) -> None:
-    """Measure each way with each setting in some rounds; print the table, and record it if asked to.
+    """Measure each path with each setting in some rounds; print the table, and record it if asked to.
 
     Each round measures every case once, so that what else the machines do meanwhile is spread over all cases.
 
@@ -54,9 +54,9 @@ def compare(
     """
     results: dict[tuple[str, str], list[Mapping[str, float]]] = {}
     for number in range(rounds):
-        cases = [*product(ways, settings)]
-        for way, setting in track(cases, f"round {number + 1} of {rounds}", console=Console(stderr=True)):
-            results.setdefault((way, setting), []).append(measure(ways[way], settings[setting]))
+        cases = [*product(paths, settings)]
+        for path, setting in track(cases, f"round {number + 1} of {rounds}", console=Console(stderr=True)):
+            results.setdefault((path, setting), []).append(measure(paths[path], settings[setting]))
     runs = rows(results)
     printed = Table(*COLUMNS.values(), title=f"median (range) of {rounds} rounds")
     for run in runs:
@@ -67,14 +67,14 @@ def compare(
 
 
 def rows(results: Mapping[tuple[str, str], Sequence[Mapping[str, float]]]) -> list[dict[str, str]]:
-    """A row for each way and setting: the medians of the rounds, with their range."""
+    """A row for each path and setting: the medians of the rounds, with their range."""
     return [
         {
-            "way": way,
+            "path": path,
             "setting": setting,
             **{key: _shown([each[key] for each in rounds if key in each]) for key in MEASURED},
         }
-        for (way, setting), rounds in results.items()
+        for (path, setting), rounds in results.items()
     ]
 
 

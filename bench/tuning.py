@@ -152,7 +152,7 @@ class End:
 
 
 @frozen
-class Way:
+class PacketPath:
     """A path between the hosts: scripts that create and remove its end, where programs run, and its netdev with interrupts."""
 
     name: str
@@ -173,21 +173,21 @@ MAC = f"$({IN} cat /sys/class/net/eth0/address)"
 # from it that the namespace is outside: its port to the PF does not learn.
 BRIDGE_PORT = f"bridge link set dev {{pf}} learning off; bridge fdb add {MAC} dev {{pf}} self"
 
-WAYS = (
-    Way("PF to PF", "ip address add {ip}/24 dev {pf}", "ip address del {ip}/24 dev {pf}", ""),
-    Way(
+PATHS = (
+    PacketPath("PF to PF", "ip address add {ip}/24 dev {pf}", "ip address del {ip}/24 dev {pf}", ""),
+    PacketPath(
         "bridge",
         "ip netns add tuning; ip link add tuning-br type bridge; ip link set {pf} master tuning-br; ip link set tuning-br up"
         "; ip link add tuning-out type veth peer name eth0 netns tuning; ip link set tuning-out master tuning-br up"
         f"; {_inside('eth0')}; {BRIDGE_PORT}",
         f"bridge fdb del {MAC} dev {{pf}} self; ip netns del tuning; ip link del tuning-br",
     ),
-    Way(
+    PacketPath(
         "macvlan",
         f"ip netns add tuning; ip link add link {{pf}} name eth0 netns tuning type macvlan mode bridge; {_inside('eth0')}",
         "ip netns del tuning",
     ),
-    Way(
+    PacketPath(
         "a VF",
         f"ip netns add tuning; ip link set {{vf}} netns tuning; {_inside('{vf}')}",
         f"{IN} ip link set {{vf}} netns 1; ip netns del tuning; ip link set {{vf}} up",
@@ -196,16 +196,16 @@ WAYS = (
 )
 
 
-def _cpus(client: End, way: Way) -> tuple[str, str]:
-    """The last CPU that serves a queue of the way's netdev, and the client's other CPUs."""
-    spinning = client.sh(SERVING.format(netdev=way.netdev)).strip()
+def _cpus(client: End, path: PacketPath) -> tuple[str, str]:
+    """The last CPU that serves a queue of the path's netdev, and the client's other CPUs."""
+    spinning = client.sh(SERVING.format(netdev=path.netdev)).strip()
     if not spinning:
-        raise click.ClickException(f"way {way.name}: no queue has its interrupt on one CPU; see: trackbed inspect")
+        raise click.ClickException(f"path {path.name}: no queue has its interrupt on one CPU; see: trackbed inspect")
     others = [str(cpu) for cpu in range(int(client.sh("nproc --all"))) if str(cpu) != spinning]
     return spinning, ",".join(others)
 
 
-def measure(ends: tuple[End, End], way: Way, setting: Setting, seconds: int) -> dict[str, float]:
+def measure(ends: tuple[End, End], path: PacketPath, setting: Setting, seconds: int) -> dict[str, float]:
     """What :func:`bench.exchange.request` measures, and :func:`bench.exchange.spin` beside it.
 
     The agent is stopped meanwhile: it would repair the settings.
@@ -214,12 +214,12 @@ def measure(ends: tuple[End, End], way: Way, setting: Setting, seconds: int) -> 
     program = shlex.join(["python3", "-c", inspect.getsource(exchange).replace("{", "{{").replace("}", "}}")])
     # Not `wait`, which may see a report that is older than the change of the settings.
     place = "trackbed apply >/dev/null"
-    asked = f"{way.prefix} {program} request {server.ip} {seconds}"
+    asked = f"{path.prefix} {program} request {server.ip} {seconds}"
     try:
         for end in ends:
             end.sh(place, timeout=300)
         if setting.spin:
-            cpu, others = _cpus(client, way)
+            cpu, others = _cpus(client, path)
             enter = f"echo 0 > {GROUP}/cgroup.procs;" if setting.owned else ""
             asked = f"({enter} exec taskset -c {cpu} {program} spin {seconds}) & taskset -c {others} {asked} && wait $!"
             if setting.owned:
@@ -227,18 +227,18 @@ def measure(ends: tuple[End, End], way: Way, setting: Setting, seconds: int) -> 
                 client.sh(place, timeout=300)
         for end in ends:
             end.sh("systemctl stop trackbed", timeout=300)
-            end.sh(way.make)
+            end.sh(path.make)
             end.sh((AS_FOUND if setting.name == "as found" else "") + setting.script)
-            if way.prefix:
-                end.sh(setting.script, prefix=way.prefix)
-        server.sh(f"systemd-run --quiet --collect --unit=tuning {way.prefix} {program} answer {server.ip}")
+            if path.prefix:
+                end.sh(setting.script, prefix=path.prefix)
+        server.sh(f"systemd-run --quiet --collect --unit=tuning {path.prefix} {program} answer {server.ip}")
         client.sh(
-            f"until {way.prefix} {program} request {server.ip} 0.1 >/dev/null 2>&1; do sleep 0.2; done", timeout=120
+            f"until {path.prefix} {program} request {server.ip} 0.1 >/dev/null 2>&1; do sleep 0.2; done", timeout=120
         )
         lines = client.sh(asked, timeout=60 + 4 * seconds).splitlines()
     finally:
         for end in ends:
-            end.sh(f"systemctl stop tuning 2>/dev/null || true; {{{{ {way.remove}; }}}} || true")
+            end.sh(f"systemctl stop tuning 2>/dev/null || true; {{{{ {path.remove}; }}}} || true")
             end.sh(f"{_napi(0, 0, 0)} {DISOWN}; systemctl start trackbed", timeout=300)
     measured: dict[str, float] = {key: value for line in lines for key, value in json.loads(line).items()}
     if setting.spin:
@@ -257,14 +257,14 @@ def measure(ends: tuple[End, End], way: Way, setting: Setting, seconds: int) -> 
 )
 @click.option("--pf", default=PF, show_default=True, help="The netdev of the PF, on both hosts.")
 def main(rounds: int, seconds: int, record: bool, hosts: tuple[str, str] | None, pf: str) -> None:
-    """Print the requests a second of each way with each setting, their p99 and CPU time, and a program's stops."""
+    """Print the requests a second of each path with each setting, their p99 and CPU time, and a program's stops."""
     server, client = map(Server, hosts) if hosts else nodes()[:2]
     ends = End.of(server, pf, "10.99.0.1"), End.of(client, pf, "10.99.0.2")
     compare(
         NAME,
-        {way.name: way for way in WAYS},
+        {path.name: path for path in PATHS},
         {setting.name: setting for setting in SETTINGS},
-        lambda way, setting: measure(ends, way, setting, seconds),
+        lambda path, setting: measure(ends, path, setting, seconds),
         rounds=rounds,
         record=record,
     )

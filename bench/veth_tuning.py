@@ -85,7 +85,7 @@ def _name(end: str) -> str:
     return f"veth-tuning-{end}"
 
 
-WAYS: Mapping[str, Sequence[str]] = {
+PATHS: Mapping[str, Sequence[str]] = {
     "host to host": [f"link add eth0 netns {_name(ENDS[0])} type veth peer name eth0 netns {_name(ENDS[1])}"],
     "bridge": [*_bridge()],
     "macvlan": [*_macvlan()],
@@ -99,12 +99,12 @@ def _ip(words: str, check: bool = True) -> None:
 
 
 @contextmanager
-def _made(way: Sequence[str]) -> Iterator[None]:
+def _made(path: Sequence[str]) -> Iterator[None]:
     """The namespaces, and the netdevs that these commands of ``ip`` make."""
     try:
         for end in (HOST, *ENDS):
             _ip(f"netns add {_name(end)}")
-        for words in way:
+        for words in path:
             _ip(words)
         for number, end in enumerate(ENDS, 1):
             _ip(f"-n {_name(end)} address add 10.99.0.{number}/24 dev eth0")
@@ -176,11 +176,11 @@ def _measured(program: subprocess.Popen[str]) -> dict[str, float]:
     return result
 
 
-def measure(way: Sequence[str], setting: Setting, seconds: float) -> dict[str, float]:
+def measure(path: Sequence[str], setting: Setting, seconds: float) -> dict[str, float]:
     """One round: requests a second, their p99, CPU time of a request, and the p99 of how long the spinning program stopped."""
     every = sorted(os.sched_getaffinity(0))
     cpus = every[:-1] or every if setting.spin else every
-    with _made(way), ExitStack() as started:
+    with _made(path), ExitStack() as started:
         _set(setting)
         server = started.enter_context(_run(f"answer {SERVER}", cpus, ENDS[0]))
         started.callback(server.kill)
@@ -200,12 +200,12 @@ def measure(way: Sequence[str], setting: Setting, seconds: float) -> dict[str, f
 @options(NAME)
 @click.option("--seconds", default=4.0, show_default=True, help="How long each measurement takes.")
 def main(rounds: int, seconds: float, record: bool) -> None:
-    """Print the requests a second of each way with each setting, their p99, and their CPU time."""
+    """Print the requests a second of each path with each setting, their p99, and their CPU time."""
     compare(
         NAME,
-        WAYS,
+        PATHS,
         {setting.name: setting for setting in SETTINGS},
-        lambda way, setting: measure(way, setting, seconds),
+        lambda path, setting: measure(path, setting, seconds),
         rounds=rounds,
         record=record,
     )

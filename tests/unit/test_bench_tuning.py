@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from bench import exchange
 from bench.comparison import rows
-from bench.tuning import SETTINGS, WAYS, End, Setting, Way, measure
+from bench.tuning import PATHS, SETTINGS, End, PacketPath, Setting, measure
 from lab import LabError
 
 
@@ -76,16 +76,16 @@ class Checked:
         )
 
 
-def on(client: Checked, way: Way, setting: Setting) -> dict[str, float]:
+def on(client: Checked, path: PacketPath, setting: Setting) -> dict[str, float]:
     ends = End(Checked(), "ens1f0", "ens1f0v0", "10.99.0.1"), End(client, "ens1f0", "ens1f0v0", "10.99.0.2")
-    return measure(ends, way, setting, 5)
+    return measure(ends, path, setting, 5)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-def test_every_setting_is_measured_on_every_way(way: Way, setting: Setting) -> None:
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
+def test_every_setting_is_measured_on_every_path(path: PacketPath, setting: Setting) -> None:
     client = Checked()
-    assert on(client, way, setting).keys() == {"rate", "p99", "gap" if setting.spin else "cpu"}
+    assert on(client, path, setting).keys() == {"rate", "p99", "gap" if setting.spin else "cpu"}
     (asks,) = [script for script in client.scripts if " request 10.99.0.1 5" in script]
     assert ("taskset -c 3 python3" in asks and "taskset -c 0,1,2 " in asks) == setting.spin
     assert not any("{{" in script or "}}" in script for script in client.scripts)
@@ -105,6 +105,6 @@ def test_the_owner_is_there_when_the_agent_places_interrupts_and_gone_when_it_st
 ) -> None:
     client, (owned,) = Checked(fails), [setting for setting in SETTINGS if setting.owned]
     with suppress(click.ClickException):
-        on(client, WAYS[0], owned)
+        on(client, PATHS[0], owned)
     steps = re.findall("|".join((MADE, REMOVED, PLACED, STARTED)), "".join(client.scripts))
     assert steps == [PLACED, MADE, *placed, REMOVED, STARTED]
