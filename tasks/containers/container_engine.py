@@ -105,7 +105,7 @@ def install() -> None:
     names = _names(wanted, system)
     no_other(name="No engine of another source", wanted=wanted, family=system.family)
     repository = (wanted.repository or docker_repository(system)) if wanted.source == "vendor" else None
-    vendor_repository.add(REPOSITORY, repository, system.family)
+    vendor_repository.configure(REPOSITORY, repository, system.family)
     install_packages(name="Packages", engine=wanted.name, wanted=names, family=system.family)
     units.enabled(
         name=f"{wanted.name} enabled",

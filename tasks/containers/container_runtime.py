@@ -86,7 +86,7 @@ def configure() -> None:
     if wanted is None:
         return
     family = packages.system().family
-    vendor_repository.add(PACKAGE, wanted.repository or REPOSITORIES[family], family)
+    vendor_repository.configure(PACKAGE, wanted.repository or REPOSITORIES[family], family)
     names = PACKAGES if wanted.version else PACKAGES[:1]
     vendor_repository.packages(
         name="Packages", wanted=tuple(Package(name, wanted.version) for name in names), family=family

@@ -150,7 +150,7 @@ def install() -> None:
     _check(wanted, system)
     package = wanted.dkms if wanted.source == "dkms" else None
     # The repository comes first, so that a wrong key leaves the node unchanged.
-    vendor_repository.add(MODULE, package.repository if package else None, system.family)
+    vendor_repository.configure(MODULE, package.repository if package else None, system.family)
     # The options come before the package, which may load the driver.
     options = f"{HEADER}softdep erdma pre: ib_uverbs\n"
     if wanted.compat_mode is not None and wanted.source != "in-tree":

@@ -1,6 +1,6 @@
-"""Adds a vendor's package repository with its signing key, and installs packages from it at a version that is held.
+"""Configures a vendor's package repository with its signing key, and installs packages from it at a version that is held.
 
-Other tasks call `add` and then `packages`. Tested: apt on Debian 12; dnf, with signed packages or signed metadata, on a Debian
+Other tasks call `configure` and then `packages`. Tested: apt on Debian 12; dnf, with signed packages or metadata, on a Debian
 that looks like Rocky Linux 9.
 """
 
@@ -123,11 +123,12 @@ fingerprints "$1" "$home" e
         )
 
 
-def add(name: str, repository: Repository | None, family: Family) -> None:
-    """Deploy code: add the key, then the repository. If the key has another fingerprint, the host fails without the repository.
+def configure(name: str, repository: Repository | None, family: Family) -> None:
+    """Deploy code: install the key, then the repository's entry; without a repository, remove both.
+
+    If the key has another fingerprint, the host fails without the entry. Packages that were installed from a former one stay.
 
     :param name: for the names of the files, as ``doca``.
-    :param repository: None: remove it and its key. Packages that were installed from it stay.
     """
     ring = keyring(name, family)
     if repository is None:
@@ -150,7 +151,7 @@ def entry(file: str, repository: Repository, family: Family) -> Commands:
 
     With both entries apt might read no sources at all. So the deploy's own is removed, even if the other one is refused.
 
-    :param file: for its name, as for `add`.
+    :param file: for its name, as for `configure`.
     """
     dest, text = source(file, repository, family)
     if family == "debian":

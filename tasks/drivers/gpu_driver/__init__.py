@@ -123,7 +123,7 @@ def install() -> None:
     written(name="The kernel's own drivers not loaded", path=BLACKLIST, text=text)
     vendors = wanted.source == "vendor"
     repository = (wanted.repository or cuda_repository(system, host.get_fact(Arch))) if vendors else None
-    vendor_repository.add(REPOSITORY, repository, system.family)
+    vendor_repository.configure(REPOSITORY, repository, system.family)
     # Before the packages: the first one depends on others, of which the newest would be installed.
     if system.family == "debian":
         written(name="Version", path=PREFERENCES, text=preferences(wanted.version))

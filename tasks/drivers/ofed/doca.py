@@ -97,7 +97,7 @@ PREFERRED = f"{HEADER}Package: {' '.join(LIBRARIES)}\nPin: version /mlnx/\nPin-P
 def install(wanted: Doca, family: Family, repository: Repository) -> None:
     """Deploy code: add the repository, and install and hold the profile."""
     no_bundle(name="No MLNX_OFED")
-    vendor_repository.add(REPOSITORY, repository, family)
+    vendor_repository.configure(REPOSITORY, repository, family)
     if family == "debian":
         written(name="The vendor's rdma-core is preferred", path=PREFERENCES, text=PREFERRED)
     headers(name="Kernel headers")

@@ -69,7 +69,7 @@ class Apt:
             SOURCES: answer,
             **file_answers(OURS, text),
         }
-        result = node.deploy(lambda: vendor_repository.add("docker", wanted, "debian"), answers)
+        result = node.deploy(lambda: vendor_repository.configure("docker", wanted, "debian"), answers)
         # What the deploy would leave behind, for apt itself.
         ours = self.put(Path(OURS).name, text)
         if removes(result):

@@ -44,7 +44,7 @@ WANTED = (Package("erdma-dkms", "1.1"), Package("dkms"))
 
 
 def add(family: Family = "debian") -> None:
-    vendor_repository.add("doca", Repository(**GIVEN), family)
+    vendor_repository.configure("doca", Repository(**GIVEN), family)
 
 
 def have(family: Family = "debian") -> None:
@@ -96,7 +96,7 @@ def test_on_rhel_the_repository_is_a_file_of_dnf(node: Node) -> None:
 
 def test_signed_metadata_can_replace_signed_packages(node: Node) -> None:
     repository = Repository(**GIVEN, repo_gpgcheck=True)
-    result = node.deploy(lambda: vendor_repository.add("doca", repository, "rhel"), rpm("gnupg2=2.3"))
+    result = node.deploy(lambda: vendor_repository.configure("doca", repository, "rhel"), rpm("gnupg2=2.3"))
     text = DNF.replace("gpgcheck=1", "gpgcheck=0\nrepo_gpgcheck=1")
     assert result.uploads == {"/etc/yum.repos.d/trackbed-doca.repo": text.encode()}
 
