@@ -69,10 +69,9 @@ def main() -> None:
 
 def _open_outputs() -> None:
     """Replace closed outputs by /dev/null. Standard output shows a character that its encoding lacks as an escape."""
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

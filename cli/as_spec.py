@@ -67,9 +67,7 @@ def derive_spec(
     """
     discovered = discover(machine, Asked(nvlink_bridges=True))
     functions = tuple(function for function in discovered if not function.unreadable)
-    unread = tuple(
-        f"{function.address} cannot be read: {function.unreadable}" for function in discovered if function.unreadable
-    )
+    unread = tuple(f"{each.address} cannot be read: {each.unreadable}" for each in discovered if each.unreadable)
     unknown = sorted(name for name in chosen if not any(_is_called(name, function) for function in functions))
     if unknown:
         have = ", ".join(f"{f.address} ({f.link.name if f.link else 'no netdev'})" for f in functions) or "none"

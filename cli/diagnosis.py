@@ -174,9 +174,8 @@ def _publication(report: Report, published: Published | None) -> Iterator[Findin
         remedy = "systemctl restart trackbed-reporter; if it ends again: journalctl -u trackbed-reporter -n 50"
         yield Finding("cluster", "required", "the reporter does not publish the node in Kubernetes", remedy)
     elif published.error:
-        severity: Severity = (
-            "warn" if (published.boot_id, published.ready) == (report.boot_id, report.ready) else "required"
-        )
+        is_told = (published.boot_id, published.ready) == (report.boot_id, report.ready)
+        severity: Severity = "warn" if is_told else "required"
         what = f"not all of the newest report is published in Kubernetes: {published.error}"
         yield Finding("cluster", severity, what, "see: journalctl -u trackbed-reporter -n 50")
 
@@ -197,9 +196,8 @@ def _outcomes(outcomes: Sequence[Outcome]) -> Iterator[Finding]:
         if listed[reason] > FEW:
             continue
         more = alike[reason] - FEW if listed[reason] == FEW else 0
-        what = f"{outcome.change}: {outcome.result}: {outcome.error}" + (
-            f" (and {more} more alike)" if more > 0 else ""
-        )
+        alike_too = f" (and {more} more alike)" if more > 0 else ""
+        what = f"{outcome.change}: {outcome.result}: {outcome.error}{alike_too}"
         severity: Severity = "required" if outcome.change.required else "warn"
         yield Finding("device", severity, what, outcome.remedy or "see: trackbed history")
 

@@ -1,7 +1,7 @@
 """The commands of `trackbed`. Each module in this folder is one command of the same name, and is imported when it is called.
 
-A file whose name begins with an underscore is not a command. Modules that read the kernel are imported inside the functions
-that need them, so that the supervisor stays small and `status` answers at once.
+Modules that read the kernel are imported inside the functions that need them, so that the supervisor stays small and `status`
+answers at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ import click
 CONTROL = "control"
 FLEET = "fleet"
 """The control host's commands: packages beside this one, which are not in the node's archive."""
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+class Failed(click.ClickException):
+    """An error that the user can correct; exit code 1."""
 
 
 class Commands(click.Group):
@@ -41,5 +47,4 @@ def _modules() -> dict[str, str]:
         module.name: f"{package}.{module.name}"
         for package, paths in folders.items()
         for module in pkgutil.iter_modules(paths)
-        if not module.name.startswith("_")
     }

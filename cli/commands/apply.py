@@ -12,18 +12,19 @@ import click
 from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
-from agent.report.verdict import explained, failing, nic_faults
+from agent.report.verdict import explained, failing, is_ready, nic_faults
 from agent.service import lock
 from agent.service.apply_socket import NAME, ApplyRefused, Progress, ask
 from agent.spec.node import NodeSpec, spec_hash
-from cli.commands import _common
+from cli import node_files, terminal
+from cli.commands import Failed, as_json
 
 AGAIN = 0.5
 """Seconds after which the next pass runs, if no event comes before."""
 
 
 @click.command()
-@_common.spec_option
+@node_files.spec_option
 @click.option("--allow", default=None, help="The most disruptive level: none, rebind, link-flap, vf-reset, reboot.")
 @click.option(
     "--timeout", type=seconds, default=60.0, show_default=True, help="Seconds for changes, and for devices to come up."
@@ -31,7 +32,7 @@ AGAIN = 0.5
 @click.option(
     "--device", "nic", default="", metavar="NIC", help="Only this NIC of the spec; wait until its users are gone."
 )
-@_common.as_json
+@as_json
 def apply(spec_file: str | None, allow: str | None, timeout: float, nic: str, as_json: bool) -> None:
     """Make the node match its spec, once, and verify it.
 
@@ -48,25 +49,23 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, nic: str, as
         limit = Disruption.parse(allow) if allow is not None else None
     except ValueError as error:
         raise click.UsageError(f"--allow: {error}") from None
-    spec = _common.read_spec(spec_file)
+    spec = node_files.read_spec(spec_file)
     if spec.mode == "observe":
-        raise _common.Failed(
-            "the spec says mode: observe, so nothing is written; set it to enforce, or see: trackbed plan"
-        )
+        raise Failed("the spec says mode: observe, so nothing is written; set it to enforce, or see: trackbed plan")
     deadline = time.monotonic() + timeout
-    if not lock.held(_common.RUN):
+    if not lock.held(node_files.RUN):
         passes = _by_ourselves(spec, limit, nic, deadline)
     elif spec_file is None:
         passes = _by_the_service(limit, nic, timeout)
     else:
-        raise _common.Failed(
-            f"the service is running, and keeps {_common.SPEC} true; write the spec there and `systemctl reload trackbed`, "
+        raise Failed(
+            f"the service is running, and keeps {node_files.SPEC} true; write the spec there and `systemctl reload trackbed`, "
             "or stop the service first: systemctl stop trackbed"
         )
 
     applied: list[Outcome] = []
     progress = Progress(False)
-    line = _common.WaitingLine(timeout)
+    line = terminal.WaitingLine(timeout)
     for progress in passes:
         applied += [outcome for outcome in progress.outcomes if outcome.result == "applied"]
         faults = _faults(progress, nic)
@@ -111,27 +110,24 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, nic: str, deadline: 
     from agent.engine.readiness import Probes
     from agent.engine.retry import Failures
     from agent.report.history import History
-    from agent.report.verdict import is_ready
     from agent.service.activity import Activity
     from agent.service.inbox import Inbox
 
     machine = linux.machine()
     if impossible := dry_run(machine, spec).errors:
-        raise _common.Failed("\n".join(impossible))
+        raise Failed("\n".join(impossible))
     try:
-        lock.take(_common.RUN)
+        lock.take(node_files.RUN)
     except lock.Held:
-        raise _common.Failed(
-            "another `trackbed apply` or the service has just started; run this command again"
-        ) from None
+        raise Failed("another `trackbed apply` or the service has just started; run this command again") from None
     probes = Probes(machine)
     inbox = Inbox(machine.events.subscribe(), Activity.at(None), lambda: None, probes=probes)
     goal = Goal(spec, asked=lambda: (limit, nic))
-    memory = Memory(time.monotonic, Failures(), Originals.load(_common.RUN / ORIGINALS))
-    history = History(_common.STATE)
+    memory = Memory(time.monotonic, Failures(), Originals.load(node_files.RUN / ORIGINALS))
+    history = History(node_files.STATE)
     while True:
         result = converge(machine, goal, memory, callbacks=Callbacks(judge=probes.judge))
-        if _common.STATE.is_dir() and (gap := history.record(result.outcomes, spec_hash(spec), "apply")):
+        if node_files.STATE.is_dir() and (gap := history.record(result.outcomes, spec_hash(spec), "apply")):
             click.echo(printable(f"trackbed: {gap}"), err=True)
         ready, waiting = is_ready(result.conditions), probes.waiting()
         yield Progress(ready, result.outcomes, result.conditions, waiting, result.nics)
@@ -140,9 +136,9 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, nic: str, deadline: 
 
 def _by_the_service(limit: Disruption | None, nic: str, timeout: float) -> Iterator[Progress]:
     try:
-        yield from ask(_common.RUN / NAME, limit, timeout, nic)
+        yield from ask(node_files.RUN / NAME, limit, timeout, nic)
     except ApplyRefused as error:
-        raise _common.Failed(
+        raise Failed(
             f"the service is running and refuses this: {error}; see why with `trackbed doctor`, "
             "or do it without the service: systemctl stop trackbed"
         ) from None
@@ -160,7 +156,7 @@ def _say(progress: Progress, applied: list[Outcome], nic: str, done: bool, as_js
         click.echo(json.dumps(document))
         return
     for outcome in [*applied, *remaining]:
-        click.echo(_common.say_outcome(outcome))
+        click.echo(terminal.say_outcome(outcome))
     for condition in progress.conditions:
         if condition.status != "True":
             click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.text}"))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from cli.commands import _common
+from cli import node_files
+from cli.commands import Failed, as_json
 
 
 @click.command()
@@ -21,7 +22,7 @@ from cli.commands import _common
     default=None,
     help="The archive to write; the file must not exist yet.  [default: /var/tmp/trackbed-HOST-TIME.tar.gz]",
 )
-@_common.as_json
+@as_json
 def bundle(output: Path | None, as_json: bool) -> None:
     """Collect the facts that support needs in one archive, and print its path.
 
@@ -36,15 +37,15 @@ def bundle(output: Path | None, as_json: bool) -> None:
     from cli.support_bundle import collectors, write
 
     if os.geteuid() != 0:
-        raise _common.Failed("most of this is for root only; run as root")
+        raise Failed("most of this is for root only; run as root")
     made = output or Path(f"/var/tmp/trackbed-{socket.gethostname()}-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")  # noqa: S108
     own = (sys.executable, "-I", str(Path(sys.argv[0]).resolve()))
     try:
-        failed = write(made, collectors(own, (_common.SPEC.parent, _common.RUN, _common.STATE)))
+        failed = write(made, collectors(own, (node_files.SPEC.parent, node_files.RUN, node_files.STATE)))
     except FileExistsError:
-        raise _common.Failed(f"{made} is there already; give another path with --output") from None
+        raise Failed(f"{made} is there already; give another path with --output") from None
     except OSError as error:
-        raise _common.Failed(f"{made} cannot be written: {error.strerror}; give another path with --output") from None
+        raise Failed(f"{made} cannot be written: {error.strerror}; give another path with --output") from None
     if as_json:
         click.echo(json.dumps({"path": str(made), "not_collected": failed}))
         return

@@ -16,7 +16,8 @@ from agent.report.records import Report, Severity, to_plain
 from agent.report.verdict import NoReport, read_report, why_not_fresh
 from agent.runtime import boot_id, uptime
 from agent.spec.node import NodeSpec, spec_hash
-from cli.commands import _common
+from cli import node_files
+from cli.commands import Failed, as_json
 from cli.diagnosis import Evidence, Service, diagnose, redirecting
 from cli.programs import run
 
@@ -30,7 +31,7 @@ UNIT = "trackbed.service"
 
 
 @click.command()
-@_common.as_json
+@as_json
 def doctor(as_json: bool) -> None:
     """List the faults of this node with their remedies, in the order in which to repair them.
 
@@ -42,8 +43,7 @@ def doctor(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"findings": to_plain(findings)}))
     for number, finding in enumerate(() if as_json else findings, start=1):
-        label = _LABELS[finding.severity]
-        click.echo(f"{number}. {label} ({finding.stage}): {printable(finding.what)}")
+        click.echo(f"{number}. {_LABELS[finding.severity]} ({finding.stage}): {printable(finding.what)}")
         click.echo(f"   do: {printable(finding.remedy)}")
     if not findings and not as_json:
         click.echo("nothing is wrong")
@@ -79,18 +79,18 @@ def _evidence() -> Evidence:
 
 def _read_report() -> tuple[Report | None, NoReport | None, list[str]]:
     try:
-        report = read_report(_common.RUN / REPORT)
+        report = read_report(node_files.RUN / REPORT)
     except NoReport as error:
         return None, error, []
     return report, None, why_not_fresh(report, boot_id(), uptime())
 
 
 def _read_spec() -> tuple[NodeSpec | None, str]:
-    if not _common.SPEC.exists():
-        return None, f"{_common.SPEC} does not exist"
+    if not node_files.SPEC.exists():
+        return None, f"{node_files.SPEC} does not exist"
     try:
-        return _common.read_spec(None), ""
-    except _common.Failed as error:
+        return node_files.read_spec(None), ""
+    except Failed as error:
         # The refusal has a line for each fault, with its remedy.
         return None, f"the spec is refused: {error.message}"
 

@@ -18,7 +18,8 @@ from agent.report.printable import printable
 from agent.report.records import HOST, Change, Disruption, Outcome, Result, to_plain
 from agent.report.target import is_vf, vf_index
 from agent.spec.ranges import format_ranges
-from cli.commands import _common
+from cli import node_files, terminal
+from cli.commands import Failed, as_json
 
 PASS = attrgetter("boot_id", "time", "trigger", "spec_hash")
 """The key by which entries belong to one pass."""
@@ -35,7 +36,7 @@ FEW = 3
     "--since", type=number("hours", 0.0, 1e6), default=None, help="Show only those of this number of last hours."
 )
 @click.option("--device", default=None, help="Show only those of this PCI address, or of `host`.")
-@_common.as_json
+@as_json
 def history(every: bool, last: int | None, since: float | None, device: str | None, as_json: bool) -> None:
     """Show the changes on this node: when each was made and why, and which ones another program undid again and again.
 
@@ -49,10 +50,10 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
     """
     damaged: dict[Path, int] = {}
     try:
-        entries = list(read(_common.STATE, damaged.__setitem__))
+        entries = list(read(node_files.STATE, damaged.__setitem__))
     except OSError as error:
         remedy = "run as root" if isinstance(error, PermissionError) else "delete it, if no program needs it"
-        raise _common.Failed(f"{error.filename}: {error.strerror}; {remedy}") from None
+        raise Failed(f"{error.filename}: {error.strerror}; {remedy}") from None
     for path, lines in damaged.items():
         click.echo(f"{path}: {lines} lines cannot be read and are left out", err=True)
     kept = bool(entries)
@@ -80,7 +81,7 @@ def _write(entry: Entry) -> Iterator[str]:
     """One write in one line."""
     running = f"; running: {', '.join(entry.suspects)}" if entry.suspects else ""
     why = printable(f"({entry.trigger}; spec {entry.spec_hash}{running})")
-    yield f"{_when(entry)}  {_common.say_outcome(entry.outcome)}  {why}"
+    yield f"{_when(entry)}  {terminal.say_outcome(entry.outcome)}  {why}"
 
 
 def lines_of_pass(of_pass: Sequence[Entry]) -> Iterator[str]:
@@ -92,21 +93,21 @@ def lines_of_pass(of_pass: Sequence[Entry]) -> Iterator[str]:
         groups.setdefault((outcome.change.device, outcome.result, outcome.error), []).append(outcome)
     for outcomes in groups.values():
         for result, what in _of_device(outcomes):
-            yield from _common.wrapped(f"  {_common.say_result(result)} ", printable(what))
+            yield from terminal.wrapped(f"  {terminal.say_result(result)} ", printable(what))
     if running := sorted({name for entry in of_pass for name in entry.suspects}):
         what = f"{', '.join(running)}: known to set such values; who set these is not known"
-        yield from _common.wrapped(f"  {'running':<11} ", printable(what))
+        yield from terminal.wrapped(f"  {'running':<11} ", printable(what))
 
 
 def _of_device(outcomes: Sequence[Outcome]) -> Iterator[tuple[Result, str]]:
     """The outcomes of one device in one pass that have the same result and error."""
     first = outcomes[0]
     if len(outcomes) <= FEW:
-        yield from ((outcome.result, _common.explained(outcome)) for outcome in outcomes)
+        yield from ((outcome.result, terminal.explained(outcome)) for outcome in outcomes)
     elif first.result == "applied":
         yield "applied", _made([outcome.change for outcome in outcomes])
     else:
-        yield first.result, f"{_common.explained(first)} (and {len(outcomes) - 1} more like this)"
+        yield first.result, f"{terminal.explained(first)} (and {len(outcomes) - 1} more like this)"
 
 
 def _when(entry: Entry) -> str:

@@ -9,7 +9,8 @@ import sys
 import click
 
 from agent.report.records import to_plain
-from cli.commands import _common
+from cli import node_files
+from cli.commands import Failed, as_json
 
 
 @click.command()
@@ -17,7 +18,7 @@ from cli.commands import _common
 @click.option("--as-inventory", is_flag=True, help="Write an inventory to start from, with the data of a group.")
 @click.option("--nic", "nics", multiple=True, help="With --as-...: this NIC (netdev or PCI address); repeatable.")
 @click.option("--node-name", default=None, help="With --as-...: the Node's name; else the spec's, or the host's.")
-@_common.as_json
+@as_json
 def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool) -> None:
     """Show every network function: addresses, driver, firmware, netdev, RDMA device, VFs, NUMA node, interrupts.
 
@@ -42,7 +43,7 @@ def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name:
     from agent import linux
     from cli.inspection import inspect, render
 
-    inspection = inspect(linux.machine(), _common.present_spec())
+    inspection = inspect(linux.machine(), node_files.present_spec())
     click.echo(json.dumps(to_plain(inspection)) if as_json else render(inspection))
 
 
@@ -52,9 +53,9 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_
     from cli.as_inventory import derive_inventory
     from cli.as_spec import NotFound, derive_spec
 
-    present, host = _common.present_spec(), socket.gethostname().lower()
-    if node_name is None and present is None and _common.SPEC.exists():
-        click.echo(f"{_common.SPEC} cannot be read, so node_name is this host's name; see: trackbed plan", err=True)
+    present, host = node_files.present_spec(), socket.gethostname().lower()
+    if node_name is None and present is None and node_files.SPEC.exists():
+        click.echo(f"{node_files.SPEC} cannot be read, so node_name is this host's name; see: trackbed plan", err=True)
     own = present.node_name if present else host
     name = own if node_name is None else node_name
     try:
@@ -66,13 +67,13 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_
             derived = derive_spec(linux.machine(), name, nics, present)
             text, remaining = to_json(derived.spec), derived.remaining
     except NotFound as error:
-        raise _common.Failed(str(error)) from None
+        raise Failed(str(error)) from None
     except SpecError as error:
-        raise _common.Failed(
+        raise Failed(
             f"a spec cannot say what this node has: {error}; correct that, or choose NICs with --nic"
         ) from None
     except ValueError as error:
-        raise _common.Failed(f"{error}; give another name with --node-name") from None
+        raise Failed(f"{error}; give another name with --node-name") from None
     click.echo(text, nl=False)
     for line in remaining:
         click.echo(f"trackbed: the plan of this spec is not empty: {line}", err=True)

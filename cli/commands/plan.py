@@ -11,12 +11,13 @@ from agent.report import diff
 from agent.report.printable import printable
 from agent.report.records import to_plain
 from agent.spec.node import spec_hash
-from cli.commands import _common
+from cli import node_files
+from cli.commands import Failed, as_json
 
 
 @click.command()
-@_common.spec_option
-@_common.as_json
+@node_files.spec_option
+@as_json
 def plan(spec_file: str | None, as_json: bool) -> None:
     """Show the changes that the agent would make, with their disruption and the affected users. Nothing is changed.
 
@@ -32,9 +33,9 @@ def plan(spec_file: str | None, as_json: bool) -> None:
     from agent.engine.originals import ORIGINALS, Originals
 
     try:
-        spec = _common.read_spec(spec_file)
-        planned = dry_run(linux.machine(), spec, Originals.load(_common.RUN / ORIGINALS, keep=False))
-    except (_common.Failed, OSError) as error:
+        spec = node_files.read_spec(spec_file)
+        planned = dry_run(linux.machine(), spec, Originals.load(node_files.RUN / ORIGINALS, keep=False))
+    except (Failed, OSError) as error:
         if as_json:
             click.echo(json.dumps({"spec_hash": "", "changes": [], "errors": str(error).splitlines()}))
             sys.exit(1)

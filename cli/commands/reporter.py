@@ -13,7 +13,8 @@ import click
 
 from agent.report import names, published
 from agent.runtime import notify_ready
-from cli.commands import _common
+from cli import node_files
+from cli.commands import Failed
 
 FILE = click.Path(path_type=Path)
 
@@ -40,23 +41,21 @@ def reporter(listen: str, unix: Path | None, settings: Path | None, secret: Path
 
     def started(port: int) -> None:
         if port:
-            click.echo(f"serving {_common.RUN / names.REPORT} on port {port}", err=True)
+            click.echo(f"serving {node_files.RUN / names.REPORT} on port {port}", err=True)
         notify_ready()
 
     # Its threads hold nothing that must be cleaned up.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if (secret is None) != (settings is None):
-        raise _common.Failed(
-            "--kubernetes and --kubernetes-secret belong together; give both: the deploy writes the files"
-        )
+        raise Failed("--kubernetes and --kubernetes-secret belong together; give both: the deploy writes the files")
     try:
         if settings is not None and secret is not None:
             _publish(settings, secret)
         address = Address.parse(listen)
         # Any user of the node can take a free port. That must not stop the publishing.
-        serve(_common.RUN / names.REPORT, address, unix, started, keep_trying=settings is not None)
+        serve(node_files.RUN / names.REPORT, address, unix, started, keep_trying=settings is not None)
     except CannotServe as error:
-        raise _common.Failed(str(error)) from None
+        raise Failed(str(error)) from None
 
 
 def _publish(file: Path, secret: Path) -> None:
@@ -69,13 +68,13 @@ def _publish(file: Path, secret: Path) -> None:
     try:
         settings = read_settings(file)
     except ValueError as error:
-        raise _common.Failed(str(error)) from None
+        raise Failed(str(error)) from None
     folder = Path(os.environ.get("STATE_DIRECTORY", "."))  # systemd's name for StateDirectory=
     who = BoundToken(settings, folder, secret)
-    files = Files(_common.RUN / names.REPORT, LABELS, published.PATH, folder / "published.json")
+    files = Files(node_files.RUN / names.REPORT, LABELS, published.PATH, folder / "published.json")
     publication = Publication(settings, who, files)
     folders = (
-        inotify.Folder(_common.RUN, publication.report_written),
+        inotify.Folder(node_files.RUN, publication.report_written),
         inotify.Folder(LABELS.parent, publication.wake, written=True),
     )
     for work in (publication.run, publication.watch.follow, lambda: inotify.listen(*folders)):

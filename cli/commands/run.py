@@ -11,9 +11,9 @@ import click
 from agent import runtime
 from agent.report.names import REPORT
 from agent.report.publisher import Publisher
-from agent.runtime import version
 from agent.service import lock, supervisor
-from cli.commands import _common
+from cli import node_files
+from cli.commands import Failed
 
 
 @click.command()
@@ -27,18 +27,18 @@ def run() -> None:
     Example: systemctl start trackbed
     """
     try:
-        lock.take(_common.RUN)
+        lock.take(node_files.RUN)
     except lock.Held:
         click.echo("`trackbed apply` is at work; this starts as soon as it ends", err=True)
-        lock.take(_common.RUN, wait=True)
+        lock.take(node_files.RUN, wait=True)
     except PermissionError:
         raise
     except OSError as error:
         # No service keeps the node true now, so an earlier report must not say that it is ready. Its removal also frees space.
         with suppress(OSError):
-            (_common.RUN / REPORT).unlink()
-        raise _common.Failed(f"{error}; make room: df {_common.RUN}; df -i {_common.RUN}") from None
+            (node_files.RUN / REPORT).unlink()
+        raise Failed(f"{error}; make room: df {node_files.RUN}; df -i {node_files.RUN}") from None
     with suppress(OSError):  # if nothing can be kept there, the first write reports it
-        _common.STATE.mkdir(exist_ok=True)
+        node_files.STATE.mkdir(exist_ok=True)
     command = [sys.executable, "-I", str(Path(sys.argv[0]).resolve()), "worker"]
-    supervisor.supervise(command, Publisher(_common.RUN, runtime.boot_id(), version()))
+    supervisor.supervise(command, Publisher(node_files.RUN, runtime.boot_id(), runtime.version()))

@@ -6,11 +6,11 @@ import json
 
 import click
 
-from cli.commands import _common
+from cli.commands import as_json
 
 
 @click.command()
-@_common.as_json
+@as_json
 def schema(as_json: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of a node's spec, for editors and checks; --json prints it in one line.
 

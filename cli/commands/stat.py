@@ -11,7 +11,8 @@ import click
 
 from agent.report.options import number
 from agent.report.printable import printable
-from cli.commands import _common
+from cli import terminal
+from cli.commands import Failed, as_json
 from cli.counters import Meter, NoDevice, Source, counters, read, sources
 
 DECIMAL = ("", "k", "M", "G", "T", "P")
@@ -32,7 +33,7 @@ HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total'
     help="With -l: seconds between two readings.",
 )
 @click.option("--count", type=click.IntRange(1), default=None, help="With -l: end after this number of intervals.")
-@_common.as_json
+@as_json
 def stat(device: str | None, live: bool, interval: float | None, count: int | None, as_json: bool) -> None:
     """Show the traffic of an RDMA device and its netdev.
 
@@ -52,12 +53,12 @@ def stat(device: str | None, live: bool, interval: float | None, count: int | No
     try:
         chosen = sources(files, device)
     except NoDevice as error:
-        raise _common.Failed(str(error)) from None
+        raise Failed(str(error)) from None
     if not live:
         _totals({source: counters(files, source) for source in chosen}, as_json)
         return
     meters = [Meter(source) for source in chosen]
-    screen = _common.Screen() if _common.live() and not as_json else None
+    screen = terminal.Screen() if terminal.live() and not as_json else None
     try:
         for number in itertools.count():
             due = time.monotonic() + (1.0 if interval is None else interval)
@@ -84,7 +85,7 @@ def _totals(totals: dict[Source, dict[str, int]], as_json: bool) -> None:
             click.echo(f"  {name:<32} {value:>22}")
 
 
-def _show(meters: list[Meter], screen: _common.Screen | None, as_json: bool) -> None:
+def _show(meters: list[Meter], screen: terminal.Screen | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"time": time.time(), "devices": [_plain(meter) for meter in meters]}))
     elif screen is not None:
@@ -114,7 +115,7 @@ def _table(meters: list[Meter]) -> Iterator[str]:
             yield f"{name:<12} " + " ".join(f"{value:>12}" for value in (*speeds, total))
 
 
-def _sum_up(meters: list[Meter], screen: _common.Screen | None) -> None:
+def _sum_up(meters: list[Meter], screen: terminal.Screen | None) -> None:
     table = [*_table(meters), f"elapsed {meters[0].elapsed:.1f} s"]
     if screen is not None:
         screen.show(table)

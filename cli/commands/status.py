@@ -16,7 +16,8 @@ from agent.report.printable import printable
 from agent.report.records import Condition, NicVerdict, Report, VfVerdict, to_plain
 from agent.report.verdict import Verdict, judge, nic_faults, warnings
 from agent.runtime import uptime
-from cli.commands import _common
+from cli import node_files, terminal
+from cli.commands import Failed, as_json
 
 LOOK = 0.2
 """Seconds between two readings of the report file under --watch."""
@@ -26,7 +27,7 @@ LOOK = 0.2
 @click.option("--watch", is_flag=True, help="Show every change of the report, until Ctrl-C.")
 @click.option("--devices", is_flag=True, help="Show the verdict on each NIC and its VFs in place of the conditions.")
 @click.option("--device", metavar="NIC", help="Only this NIC of the spec: its name, or a PCI address or netdev of it.")
-@_common.as_json
+@as_json
 def status(watch: bool, devices: bool, device: str | None, as_json: bool) -> None:
     """Show whether the node is ready, and if not, why.
 
@@ -46,7 +47,7 @@ def status(watch: bool, devices: bool, device: str | None, as_json: bool) -> Non
     verdict = _judge()
     report = verdict.report
     if report is None:
-        raise _common.Failed(verdict.reasons[0])
+        raise Failed(verdict.reasons[0])
     if as_json:
         publication = published.read(published.PATH) if published.SETTINGS.exists() else None
         click.echo(json.dumps({**to_plain(report), **({"kubernetes": to_plain(publication)} if publication else {})}))
@@ -68,7 +69,7 @@ def _one_nic(device: str, as_json: bool) -> int:
     nic = next((each for each in nics if device == each.name or pci in (each.pci.lower(), *each.vfs)), None)
     if verdict.report is None or nic is None:
         known = ", ".join(each.name for each in nics)
-        raise _common.Failed(f"the report has no NIC {device}; it has: {known or 'none'}; see: trackbed status")
+        raise Failed(f"the report has no NIC {device}; it has: {known or 'none'}; see: trackbed status")
     stale = [] if verdict.fresh else list(verdict.reasons[:1])
     refused = [f"the newest spec was refused: {verdict.report.refusal}"] if verdict.report.refusal else []
     faults = [*stale, *refused, *nic_faults(nic, verdict.report.outcomes)]
@@ -81,7 +82,7 @@ def _one_nic(device: str, as_json: bool) -> int:
 
 
 def _judge() -> Verdict:
-    return judge(_common.RUN / names.REPORT)
+    return judge(node_files.RUN / names.REPORT)
 
 
 def _kubernetes(report: Report) -> str:
@@ -90,11 +91,8 @@ def _kubernetes(report: Report) -> str:
     if publication is None:
         return "nothing is published yet; see: systemctl status trackbed-reporter"
     mark = "ready" if publication.ready else "not ready"
-    text = (
-        f"{mark}, generation {publication.generation}"
-        if publication.boot_id == report.boot_id
-        else "nothing of this boot"
-    )
+    of_this_boot = publication.boot_id == report.boot_id
+    text = f"{mark}, generation {publication.generation}" if of_this_boot else "nothing of this boot"
     until = publication.tainted_until if publication.ready else ""
     waits = f"the taint stays until {until}" if until else ""
     return "; ".join(filter(None, (text, waits, publication.error)))
@@ -113,12 +111,11 @@ def _lines(verdict: Verdict, report: Report, devices: bool) -> Iterator[str]:
     }
     for key, fact in facts.items():
         if fact:
-            yield from _common.wrapped(f"{key:<10} ", printable(fact))
+            yield from terminal.wrapped(f"{key:<10} ", printable(fact))
     if not verdict.fresh:
         # The conditions below are out of date then.
-        yield from (
-            line for reason in verdict.reasons[:1] for line in _common.wrapped("silent     ", printable(reason))
-        )
+        for reason in verdict.reasons[:1]:
+            yield from terminal.wrapped("silent     ", printable(reason))
     if devices:
         width = max((len(nic.name) for nic in report.nics), default=0)
         for nic in report.nics:
@@ -152,7 +149,7 @@ def _fault(head: str, tail: str, verdict: NicVerdict | VfVerdict) -> Iterator[st
     why = f" ({verdict.reason})" if verdict.reason else ""
     age = f" for {say_age(uptime() - verdict.since)}"
     yield f"{printable(head)}{click.style(word, fg='green' if ready else 'red')}{age}{printable(why)}{tail}"
-    yield from _common.wrapped("      ", printable(verdict.message)) if verdict.message else ()
+    yield from terminal.wrapped("      ", printable(verdict.message)) if verdict.message else ()
 
 
 def _since(verdict: Verdict, report: Report) -> str:
@@ -172,16 +169,16 @@ def _condition(condition: Condition, width: int) -> Iterator[str]:
     text = printable(condition.text)
     if not text:
         yield head
-    elif _common.fits(f"{head}  {text}"):
+    elif terminal.fits(f"{head}  {text}"):
         yield f"{head}  {text}"
     else:
         yield head
-        yield from _common.wrapped("      ", printable(condition.message))
-        yield from _common.wrapped("      do: ", printable(condition.remedy)) if condition.remedy else ()
+        yield from terminal.wrapped("      ", printable(condition.message))
+        yield from terminal.wrapped("      do: ", printable(condition.remedy)) if condition.remedy else ()
 
 
 def _watch(as_json: bool, devices: bool) -> int:
-    screen = _common.Screen() if _common.live() and not as_json else None
+    screen = terminal.Screen() if terminal.live() and not as_json else None
     shown: Verdict | None = None
     code = 1
     try:
@@ -208,7 +205,7 @@ def view(verdict: Verdict, devices: bool = False) -> Iterator[str]:
     yield f"heartbeat  {verdict.age:.0f} s ago; Ctrl-C ends this view"
     for outcome in report.outcomes:
         if outcome.result != "applied":
-            yield f"  {_common.say_outcome(outcome)}"
+            yield f"  {terminal.say_outcome(outcome)}"
 
 
 def _print(verdict: Verdict, as_json: bool) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.report.records import to_plain
-from cli.commands import _common
+from cli import node_files
+from cli.commands import as_json
 
 if TYPE_CHECKING:
     from cli.topology import NumaNode
@@ -19,7 +20,7 @@ COLOURS = {"none": None, "even": "green", "double": "yellow", "more": "red"}
 
 
 @click.command()
-@_common.as_json
+@as_json
 def topology(as_json: bool) -> None:
     """Show sockets, NUMA nodes, last-level caches and cores, with their NICs and GPUs and the queues of each core.
 
@@ -34,7 +35,7 @@ def topology(as_json: bool) -> None:
     from agent import linux
     from cli.topology import arrange
 
-    nodes = arrange(linux.machine(), _common.present_spec())
+    nodes = arrange(linux.machine(), node_files.present_spec())
     if as_json:
         click.echo(json.dumps(to_plain(nodes)))
     else:

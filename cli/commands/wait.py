@@ -15,7 +15,8 @@ from agent.report import names, published, publisher
 from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.verdict import judge
-from cli.commands import _common
+from cli import node_files, terminal
+from cli.commands import Failed, as_json
 
 
 @click.command()
@@ -34,7 +35,7 @@ from cli.commands import _common
     help="With --first-pass: after this time, also end once the node is published as not ready in this boot.",
 )
 @click.option("--timeout", type=seconds, default=0.0, help="Give up after this number of seconds; 0: never.")
-@_common.as_json
+@as_json
 def wait(
     wanted_hash: str | None,
     first_pass: bool,
@@ -56,13 +57,12 @@ def wait(
     if let_go is not None and not first_pass:
         raise click.UsageError("--let-go belongs to --first-pass; give that, too")
     if joined is not None and not joined.exists():
-        not_joined = f"does not wait: there is no {joined}, so the node has not joined a cluster"
-        _say(None, [not_joined], as_json)
+        _say(None, [f"does not wait: there is no {joined}, so the node has not joined a cluster"], as_json)
         return
     began = time.monotonic()
-    line = _common.WaitingLine(timeout)
+    line = terminal.WaitingLine(timeout)
     while True:
-        reasons = _first_pass_missing() if first_pass else judge(_common.RUN / names.REPORT, wanted_hash).reasons
+        reasons = _first_pass_missing() if first_pass else judge(node_files.RUN / names.REPORT, wanted_hash).reasons
         waited = time.monotonic() - began
         lets_go = first_pass and let_go is not None and waited >= let_go and _published()
         if not reasons or lets_go or 0 < timeout <= waited:
@@ -74,7 +74,7 @@ def wait(
     if reasons and lets_go:
         reasons = ["let go unverified: the node is published as not ready", *reasons]
     elif reasons and not as_json:
-        raise _common.Failed("\n".join([f"not ready after {timeout:g} s", *reasons]))
+        raise Failed("\n".join([f"not ready after {timeout:g} s", *reasons]))
     _say(not reasons, reasons, as_json)
     sys.exit(1 if reasons and not lets_go else 0)
 
@@ -88,11 +88,11 @@ def _say(ready: bool | None, reasons: Sequence[str], as_json: bool) -> None:
 
 def _first_pass_missing() -> list[str]:
     try:
-        if (_common.RUN / publisher.FIRST_PASS).read_text().strip() == runtime.boot_id():
+        if (node_files.RUN / publisher.FIRST_PASS).read_text().strip() == runtime.boot_id():
             return []
     except FileNotFoundError:
         pass
-    return ["no pass of this boot has verified the node yet", *judge(_common.RUN / names.REPORT).reasons]
+    return ["no pass of this boot has verified the node yet", *judge(node_files.RUN / names.REPORT).reasons]
 
 
 def _published() -> bool:

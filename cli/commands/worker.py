@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
-from cli.commands import _common
+from cli import node_files
 
 
 @click.command(hidden=True)
@@ -16,8 +18,6 @@ def worker(activity_fd: int | None, hung: tuple[str, ...]) -> None:
     from agent.report import names, published
     from agent.service import worker as process
 
-    def wait_until_published(announcement: str) -> str:
-        return published.wait_until_not_ready(_common.RUN / names.REPORT, announcement)
-
+    wait_until_published = partial(published.wait_until_not_ready, node_files.RUN / names.REPORT)
     machine = linux.machine(each_alone=bool(hung))
-    process.main(machine, _common.SPEC, _common.RUN, _common.STATE, hung, activity_fd, wait_until_published)
+    process.main(machine, node_files.SPEC, node_files.RUN, node_files.STATE, hung, activity_fd, wait_until_published)

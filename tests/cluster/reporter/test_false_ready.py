@@ -42,11 +42,11 @@ SLOWNESS = 10.0
 PROGRAM = """
 import sys
 from pathlib import Path
-from cli.commands import _common
+from cli import node_files
 from agent.report import published
 from agent.reporter import settings
 folder = Path(sys.argv[1])
-_common.RUN, published.PATH, settings.LABELS = folder / "run", folder / "published.json", folder / "labels" / "labels.json"
+node_files.RUN, published.PATH, settings.LABELS = folder / "run", folder / "published.json", folder / "labels" / "labels.json"
 from cli.__main__ import cli
 cli(["reporter", "--listen", "127.0.0.1:0", *sys.argv[2:]])
 """

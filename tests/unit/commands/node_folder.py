@@ -20,12 +20,12 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys
 from pathlib import Path
-from cli.commands import _common
+from cli import node_files
 from agent.report import published
-_common.RUN = _common.STATE = Path(sys.argv.pop(1))
-_common.SPEC = _common.RUN / "node.json"
-published.PATH = _common.RUN / "published.json"
-published.SETTINGS = _common.RUN / "reporter.json"
+node_files.RUN = node_files.STATE = Path(sys.argv.pop(1))
+node_files.SPEC = node_files.RUN / "node.json"
+published.PATH = node_files.RUN / "published.json"
+published.SETTINGS = node_files.RUN / "reporter.json"
 from cli.__main__ import main
 main()
 """

@@ -31,8 +31,8 @@ REPORTER = """
 import sys
 from pathlib import Path
 from cli.__main__ import cli
-from cli.commands import _common
-_common.RUN = Path(sys.argv[1])
+from cli import node_files
+node_files.RUN = Path(sys.argv[1])
 cli(["reporter", "--listen", "127.0.0.1:0"])
 """
 

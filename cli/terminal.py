@@ -1,4 +1,4 @@
-"""What the commands share: paths, options, reading the spec, and errors as one message."""
+"""The terminal: colours of results, texts that are as wide as it is, and views that change while a command runs."""
 
 from __future__ import annotations
 
@@ -7,77 +7,15 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TextIO
 
 import click
 
-from agent.documents import LARGEST_SPEC, read, too_large
-from agent.report import names
 from agent.report.printable import printable
 from agent.report.records import Outcome, Result
-from agent.spec.node import NodeSpec, SpecError, parse
-
-SPEC = Path(names.SPEC_FILE)
-RUN = Path(names.RUN_FOLDER)
-STATE = Path(names.STATE_FOLDER)
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
-spec_option = click.option(
-    "--spec",
-    "spec_file",
-    metavar="FILE",
-    default=None,
-    help=f"A spec to use instead of {SPEC}; - is standard input.",
-)
 
 LEAST_WIDTH = 20
 """The fewest columns that a wrapped text gets, even on a narrower terminal."""
-
-
-class Failed(click.ClickException):
-    """An error that the user can correct; exit code 1."""
-
-
-def read_spec(spec_file: str | None) -> NodeSpec:
-    """Read the given spec ("-" is standard input), or the node's.
-
-    :raises Failed: it does not exist, or is wrong.
-    """
-    given = str(SPEC) if spec_file is None else spec_file
-    name = "stdin" if given == "-" else given
-    try:
-        return parse(_read_stdin() if given == "-" else read(Path(given), LARGEST_SPEC), name)
-    except SpecError as error:
-        raise Failed(str(error)) from None
-    except FileNotFoundError as error:
-        absent = "run the deploy, or give --spec FILE" if spec_file is None else "check the path"
-        raise Failed(f"{name}: {error.strerror}; {absent}") from None
-    except UnicodeDecodeError as error:
-        raise Failed(f"{name}: not UTF-8 text: {error}") from None
-    except PermissionError as error:
-        raise Failed(f"{name}: {error.strerror}; run as root") from None
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or error
-        raise Failed(f"{name!r} cannot be read: {said}; give a file with a spec") from None
-
-
-def _read_stdin() -> str:
-    if sys.stdin is None:
-        raise Failed("stdin is closed; give a spec there, or a file")
-    text = sys.stdin.buffer.read(LARGEST_SPEC + 1)
-    if len(text) > LARGEST_SPEC:
-        raise ValueError(too_large(LARGEST_SPEC))
-    return text.decode()
-
-
-def present_spec() -> NodeSpec | None:
-    """The node's spec; None if it has none that can be read."""
-    try:
-        return read_spec(None)
-    except Failed:
-        return None
-
 
 _COLOURS = {"applied": "green", "failed": "red", "unsupported": "yellow", "deferred": "yellow", "blocked": "red"}
 
