@@ -121,6 +121,13 @@ class Result:
         """The commands of all operations, in their order."""
         return [command for commands in self.commands.values() for command in commands]
 
+    @property
+    def refusal(self) -> str:
+        """Why the host failed: its one command, which refuses, or its one error before any command."""
+        assert self.failed
+        [said] = self.flat or self.errors
+        return said
+
 
 def _say(command: Any) -> str:
     if isinstance(command, FileUploadCommand):

@@ -46,18 +46,14 @@ def test_a_pod_with_a_part_of_a_vf_defers_the_change_and_does_not_own_the_vf(ker
     assert not kernel.vfs(PF)[1].trust
 
 
-def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel) -> None:
-    kernel.rdma.add(vf_addresses(kernel.files, PF)[1], "rocep33s0v1", None)
+@pytest.mark.parametrize(("node_type", "on_top"), [("1: CA", False), ("1: CA", True), ("4: RNIC", True)])
+def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel, node_type: str, on_top: bool) -> None:
+    """rxe and siw, on top of a netdev, have no PCI function, and the PCI function of eRDMA is not that of its netdev."""
+    vf = vf_addresses(kernel.files, PF)[1]
+    of, netdev = (None, kernel.netdev(vf).name) if on_top else (vf, None)
+    kernel.rdma.add(of, "rxe0", netdev, node_type=node_type)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     kernel.host.open["/dev/infiniband/umad0"] = ("opensm (pid 4712)",)
-    assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
-
-
-@pytest.mark.parametrize("node_type", ["1: CA", "4: RNIC"])
-def test_users_of_an_rdma_device_on_top_of_a_netdev_are_users_of_the_netdev(kernel: Kernel, node_type: str) -> None:
-    """rxe and siw have no PCI function, and the PCI function of eRDMA is not that of its netdev."""
-    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel.files, PF)[1]).name, node_type=node_type)
-    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
 
 

@@ -198,16 +198,13 @@ def test_a_nic_of_whose_interrupts_none_is_recognised_as_a_queue_s_is_named(node
     assert is_ready(conditions.values())
 
 
-def test_a_netdev_that_is_down_need_not_have_the_interrupts_of_queues(node: Node) -> None:
-    node.wanted_state = "down"
+@pytest.mark.parametrize(("state", "names"), [("down", []), ("up", ["enp33s0"])])
+def test_a_netdev_that_is_down_or_has_a_single_interrupt_need_not_have_those_of_queues(
+    node: Node, state: str, names: list[str]
+) -> None:
+    node.wanted_state = state
     node.look()
-    unnamed(node)
-    assert node.look()["QueueInterrupts"].status == "True"
-
-
-def test_a_single_interrupt_serves_all_and_need_not_be_named_after_a_queue(node: Node) -> None:
-    node.look()
-    unnamed(node, "enp33s0")
+    unnamed(node, *names)
     assert node.look()["QueueInterrupts"].status == "True"
 
 

@@ -46,12 +46,21 @@ def results(folder: Path) -> list[Progress]:
     return list(islice(ask(folder / "apply.sock", None, 60.0), 20))
 
 
-def test_while_events_of_an_optional_nic_wait_ready_is_postponed(
-    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("required", [False, True])
+def test_while_events_wait_ready_is_postponed_or_if_one_of_a_required_nic_is_overdue_not_published(
+    node: Node,
+    announced: Announced,
+    worker: Worker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    required: bool,
 ) -> None:
-    monkeypatch.setattr(loop_module, "POSTPONED", NEVER)
+    """The latter however often it was postponed."""
+    monkeypatch.setattr(loop_module, "POSTPONED", 0 if required else NEVER)
+    if required:
+        monkeypatch.setattr(inbox, "ANSWERED_WITHIN", 0.0)
     monkeypatch.setattr(wake, "BURST", NEVER)
-    disturb(node, announced, PF1)
+    disturb(node, announced, PF0 if required else PF1)
     out = worker(OPTIONAL)
     assert results(tmp_path)[-1].ready
     assert not any(message.get("ready") for message in out.said)
@@ -62,19 +71,6 @@ def test_endless_events_of_an_optional_nic_postpone_ready_only_so_often(
 ) -> None:
     disturb(node, announced, PF1)
     assert worker(OPTIONAL).until(lambda report: report.ready)
-
-
-def test_ready_is_not_published_while_an_event_of_a_required_nic_is_overdue(
-    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However often it was postponed."""
-    monkeypatch.setattr(loop_module, "POSTPONED", 0)
-    monkeypatch.setattr(inbox, "ANSWERED_WITHIN", 0.0)
-    monkeypatch.setattr(wake, "BURST", NEVER)
-    disturb(node, announced, PF0)
-    out = worker(OPTIONAL)
-    assert results(tmp_path)[-1].ready
-    assert not any(message.get("ready") for message in out.said)
 
 
 def test_a_result_that_is_not_ready_is_published_although_events_wait(

@@ -203,11 +203,8 @@ def test_an_answer_beyond_http2_s_initial_window_is_read_whole(served: Served) -
     assert len(served.allocations(*pods)) == 5000
 
 
-def test_no_kubelet_has_allocated_nothing(path: str) -> None:
+def test_without_a_kubelet_nothing_is_allocated_also_if_one_has_left_its_socket(path: str) -> None:
     assert LinuxKubelet((path, f"{path}/nowhere")).allocations() == {}
-
-
-def test_the_socket_that_a_kubelet_left_behind_is_no_kubelet(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(path)
     assert LinuxKubelet((path,)).allocations() == {}

@@ -28,27 +28,27 @@ def queue(number: int, kind: int, napi: int | None = None) -> bytes:
     return entry(QUEUE_GET, a1=number, a3=kind, a2=4, **linked)
 
 
-def test_a_paired_interrupt_and_one_that_only_receives() -> None:
-    queues = [queue(0, RX, FIRST), queue(1, RX, SECOND), queue(0, TX, FIRST)]
-    assert served(IGB_NAPIS, queues) == {48: QueueIrq(0, 0), 49: QueueIrq(1, None)}
-
-
-def test_of_several_queues_of_an_interrupt_the_first_is_known() -> None:
-    queues = [queue(number, TX, FIRST) for number in (8, 16, 0)]
-    assert served(IGB_NAPIS, queues) == {48: QueueIrq(None, 0)}
-
-
 @pytest.mark.parametrize(
-    ("napis", "queues"),
+    ("napis", "queues", "known"),
     [
-        ([entry(NAPI_GET, a2=8202, a1=5)], [queue(0, RX), queue(0, TX)]),  # igbvf
-        ([entry(NAPI_GET, a2=8193, a1=2)], [queue(0, RX, 8193), queue(0, TX)]),  # virtio_net
-        ([], []),  # a netdev that is down
-        (IGB_NAPIS, []),
+        # A paired interrupt, and one that only receives.
+        (
+            IGB_NAPIS,
+            [queue(0, RX, FIRST), queue(1, RX, SECOND), queue(0, TX, FIRST)],
+            {48: QueueIrq(0, 0), 49: QueueIrq(1, None)},
+        ),
+        # Of several queues the first.
+        (IGB_NAPIS, [queue(number, TX, FIRST) for number in (8, 16, 0)], {48: QueueIrq(None, 0)}),
+        ([entry(NAPI_GET, a2=8202, a1=5)], [queue(0, RX), queue(0, TX)], {}),  # igbvf
+        ([entry(NAPI_GET, a2=8193, a1=2)], [queue(0, RX, 8193), queue(0, TX)], {}),  # virtio_net
+        ([], [], {}),  # a netdev that is down
+        (IGB_NAPIS, [], {}),
     ],
 )
-def test_where_the_driver_links_nothing_nothing_is_known(napis: list[bytes], queues: list[bytes]) -> None:
-    assert served(napis, queues) == {}
+def test_an_interrupt_s_queues_are_those_that_the_driver_has_linked(
+    napis: list[bytes], queues: list[bytes], known: dict[int, QueueIrq]
+) -> None:
+    assert served(napis, queues) == known
 
 
 def test_an_instance_without_an_id_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

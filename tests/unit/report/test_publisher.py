@@ -118,15 +118,14 @@ def test_a_report_that_cannot_be_written_is_logged_once_and_written_when_there_i
     publisher.renew_heartbeat()
     publisher.renew_heartbeat()
     said = capfd.readouterr().err
-    why = "No such file or directory; the old one was removed, so the node counts as not ready"
-    assert said.count(f"{folder}/report.json cannot be written: {why}; it is tried again with each heartbeat") == 1
-    why = "No such file or directory; the kubelet's gate waits for it"
-    assert said.count(f"{folder}/{FIRST_PASS} cannot be written: {why}; it is tried again with each heartbeat") == 1
+    for name, means in (("report.json", "counts as not ready"), (FIRST_PASS, "the kubelet's gate waits")):
+        (line,) = [line for line in said.splitlines() if f"{folder}/{name} cannot be written: No such file" in line]
+        assert means in line
     folder.mkdir()
     publisher.renew_heartbeat()
     assert read(folder).ready
     assert (folder / FIRST_PASS).exists()
-    assert "the node is verified, for the first time" in capfd.readouterr().err
+    assert "verified" in capfd.readouterr().err
     for name in ("report.json", FIRST_PASS):
         (folder / name).unlink()
     folder.rmdir()
@@ -141,8 +140,9 @@ def test_an_outdated_report_that_can_be_neither_written_nor_removed_is_logged(
     (tmp_path / "report.json").unlink()
     (tmp_path / "report.json").mkdir()
     publisher.renew_heartbeat()
-    counts = f"the old one cannot be removed (Is a directory), and counts until its heartbeat is {STALE:.0f} s old"
-    assert f"report.json cannot be written: Is a directory; {counts}" in capfd.readouterr().err
+    assert (
+        f"cannot be removed (Is a directory), and counts until its heartbeat is {STALE:.0f} s" in capfd.readouterr().err
+    )
 
 
 def test_ready_and_up_to_date_are_true_or_false_in_the_json(tmp_path: Path) -> None:

@@ -255,31 +255,22 @@ def test_events_that_come_while_the_next_pass_is_put_off_are_judged_again_after_
 
 
 def test_after_events_were_lost_everything_is_read_again_once() -> None:
-    source, view = Announced(), View.new()
-    inbox = Inbox([source], Activity.at(view.descriptor), lambda: None)
-    inbox.known = evolve(KNOWN, required=frozenset({PF}))
-    source.lost = True
-    source.announce(Event(ifindex=8))
-    assert inbox.wait(0.0, ends=False) is None
-    assert view.waits()
-    assert inbox.wait(0.0) == frozenset()
-    inbox.close()
-    view.close()
-    os.close(source.descriptor)
+    with announced() as source, listening(REQUIRED, source) as (inbox, view):
+        source.lost = True
+        source.announce(Event(ifindex=8))
+        assert inbox.wait(0.0, ends=False) is None
+        assert view.waits()
+        assert inbox.wait(0.0) == frozenset()
 
 
 def test_more_events_than_can_be_kept_count_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "MOST_KEPT", 3)
-    source = Announced()
-    inbox = Inbox([source], Activity.at(None), lambda: None)
-    inbox.known = KNOWN
     scopes = []
-    for index in (11, 12, 13, 14):
-        source.announce(Event(ifindex=index))
-        scopes.append(inbox.wait(0.0, ends=False))
+    with announced() as source, listening(KNOWN, source) as (inbox, _):
+        for index in (11, 12, 13, 14):
+            source.announce(Event(ifindex=index))
+            scopes.append(inbox.wait(0.0, ends=False))
     assert scopes == [frozenset()] * 3 + [None]
-    inbox.close()
-    os.close(source.descriptor)
 
 
 @define
