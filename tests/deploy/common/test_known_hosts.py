@@ -49,7 +49,8 @@ def guest(*keys: paramiko.PKey) -> Iterator[tuple[Guest, int]]:
         def serve() -> None:
             while True:
                 try:
-                    served = paramiko.Transport(listener.accept()[0])
+                    # As OpenSSH since 8.8, it signs by no SHA-1.
+                    served = paramiko.Transport(listener.accept()[0], disabled_algorithms={"keys": ["ssh-rsa"]})
                     transports.append(served)
                     for key in keys:
                         served.add_server_key(key)
@@ -213,11 +214,11 @@ def test_a_host_with_several_keys_is_asked_for_the_one_that_is_known(
     tmp_path: Path, replace: Callable[..., None], key: paramiko.PKey
 ) -> None:
     replace(*REPLACED)
-    files(tmp_path, "", f"gpu-1 {text(key)}")
+    files(tmp_path, f"gpu-1 {text(key)}", "")
     with guest(*KEYS) as (node, at):
         connect(tmp_path, at)
         assert node.passwords
-    assert not (tmp_path / "user").read_text()
+    assert (tmp_path / "user").read_text() == f"gpu-1 {text(key)}\n"
 
 
 def test_without_files_of_known_hosts_nothing_is_known_or_noted(
