@@ -10,14 +10,12 @@ only looks for the netdevs of new VFs.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import socket
 import statistics
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -246,13 +244,10 @@ def main() -> None:
     def command(rounds: int) -> None:
         """Print the milliseconds from no VFs to all of them, by the agent and by the same writes alone."""
         (node, *_) = nodes()
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as tar:
-            for name in ("creation.py", "namespace.py"):
-                tar.add(Path(__file__).with_name(name), f"bench/{name}")
+        files = {f"bench/{name}": Path(__file__).with_name(name) for name in ("creation.py", "namespace.py")}
         node.sh(f"systemctl stop trackbed; modprobe netdevsim; rm -rf {FOLDER}; mkdir {FOLDER}")
         try:
-            node.unpack(packed.getvalue(), FOLDER)
+            node.copy(files, FOLDER)
             pf = lab.MACHINES[0].nics[0].pci
             done = node.run(["python3", "-I", "-c", RUNNER, FOLDER, pf, str(rounds)], timeout=600, check=True)
         finally:

@@ -1,5 +1,6 @@
 """One node: a QEMU process, its files, and ssh into it."""
 
+import io
 import json
 import os
 import re
@@ -7,9 +8,10 @@ import shlex
 import signal
 import socket
 import subprocess
+import tarfile
 import time
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import attrs
 
 from lab import companions, time_source
-from lab.command import run
+from lab.command import has_ended, run, tail
 from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, Machine, Nic
 from lab.image import Image
@@ -248,11 +250,20 @@ class Node:
         """Run a shell script on the node and return its standard output. A failure raises a LabError."""
         return self.run(["sh", "-euc", script], timeout, check=True).stdout
 
-    def unpack(self, tar: bytes, folder: str, timeout: float = 120.0) -> None:
-        """Unpack a tar file into an existing folder on the node."""
-        # `run` takes standard input as text only, so the file is sent as base64.
+    def write(self, path: str, text: str, mode: str = "644") -> None:
+        """Write a small file. Its text goes through standard input: every user can see a command's arguments."""
+        script = 'install -D -m "$2" /dev/null "$1"; cat > "$1"'
+        self.run(["sh", "-euc", script, "sh", path, mode], check=True, stdin=text)
+
+    def copy(self, files: Mapping[str, Path], folder: str, timeout: float = 120.0) -> None:
+        """Copy files of this host to the node, by their paths there, which begin in an existing folder."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for path, file in files.items():
+                tar.add(file, path)
+        # `run` takes standard input as text only, so the archive is sent as base64.
         words = ["sh", "-euc", 'base64 -d | tar -x -C "$1"', "sh", folder]
-        self.run(words, timeout, check=True, stdin=b64encode(tar).decode())
+        self.run(words, timeout, check=True, stdin=b64encode(packed.getvalue()).decode())
 
     def snapshot(self, name: str) -> None:
         """Save memory, devices and disk under a name. An older snapshot of that name is replaced."""
@@ -362,19 +373,6 @@ class Node:
         return arguments(title, self.machine, self._files, self.ssh_port, boot, nics, self.accelerator)
 
 
-def has_ended(pid: int) -> bool:
-    """Whether a process and all of its threads are gone. Until then its ports are in use, and its pid file is locked.
-
-    A zombie counts as ended: its parent may be another command, which never waits for it.
-    """
-    try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return len(threads) <= 1 and state == "Z"
-
-
 def wait(condition: Callable[[], bool], deadline: float, what: str) -> None:
     """Check a condition until it is true, for at most the given seconds."""
     end = time.monotonic() + deadline
@@ -382,14 +380,6 @@ def wait(condition: Callable[[], bool], deadline: float, what: str) -> None:
         if time.monotonic() > end:
             raise LabError(f"{what}: nothing after {deadline:.0f} s")
         time.sleep(0.2)
-
-
-def tail(log: Path, lines: int = 20) -> str:
-    """The last lines of a log, for an error message."""
-    try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-    except FileNotFoundError:
-        return f"({log} does not exist)"
 
 
 def _check_snapshot_name(name: str) -> None:

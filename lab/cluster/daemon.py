@@ -8,8 +8,9 @@ from pathlib import Path
 
 import attrs
 
+from lab.command import has_ended, tail
 from lab.errors import LabError
-from lab.node import has_ended, tail, wait
+from lab.node import wait
 
 EXIT_S = 20.0
 

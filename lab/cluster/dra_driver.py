@@ -1,7 +1,5 @@
 """The lab's own driver of DRA, as a service of a node: its VFs are devices that pods claim (Kubernetes 1.34 or later)."""
 
-import io
-import tarfile
 from pathlib import Path
 
 from lab.cluster import join
@@ -37,11 +35,9 @@ CONTAINERD = "/etc/containerd/config.toml"
 def start(node: Node) -> None:
     """Start the driver on a node that has joined, or start it anew. It is built and installed first if it is not there."""
     if node.run(["test", "-e", str(PROGRAM)]).returncode != 0:
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as tar:
-            tar.add(go_programs.ensure(BUILD) / PROGRAM.name, PROGRAM.name)
-        node.unpack(packed.getvalue(), str(PROGRAM.parent), join.INSTALL_S)
+        built = {PROGRAM.name: go_programs.ensure(BUILD) / PROGRAM.name}
+        node.copy(built, str(PROGRAM.parent), join.INSTALL_S)
         node.run(["sh", "-c", f"cat >> {CONTAINERD}"], check=True, stdin=NRI)
         node.sh("systemctl restart containerd", timeout=join.READY_S)
-    join.put(node, f"/etc/systemd/system/{UNIT}.service", SERVICE.format(join.node_name(node)))
+    node.write(f"/etc/systemd/system/{UNIT}.service", SERVICE.format(join.node_name(node)))
     node.sh(f"systemctl daemon-reload; systemctl restart {UNIT}")

@@ -45,7 +45,7 @@ def install(node: Node) -> None:
     what = f"{node.name}: containerd, kubelet and images ({archive.stat().st_size >> 20} MiB)"
     with step(what, usual_s=node.accelerator.usual(40)):
         _unpack(node, archive)
-        put(node, "/etc/cni/net.d/10-lab.conflist", json.dumps(_network(node), indent=2))
+        node.write("/etc/cni/net.d/10-lab.conflist", json.dumps(_network(node), indent=2))
         node.sh(
             f"""
             systemctl daemon-reload
@@ -62,11 +62,11 @@ def join(plane: ControlPlane, node: Node) -> str:
     """Start a node's kubelet with a bootstrap token for its certificate, as `kubeadm join` does. Returns the Node's name."""
     name = node_name(node)
     node.sh("install -d -m 755 /etc/kubernetes/pki")
-    put(node, "/etc/kubernetes/pki/ca.crt", plane.authority.pair.certificate.read_text())
-    put(node, "/etc/kubernetes/bootstrap-kubelet.conf", invitation(plane, node), mode="600")
-    put(node, "/var/lib/kubelet/kubeadm-flags.env", FLAGS.format(name))
-    put(node, "/etc/systemd/system/api-server.socket", SERVICE_SOCKET)
-    put(node, "/etc/systemd/system/api-server.service", SERVICE_PROXY.format(GATEWAY, plane.ports.api))
+    node.write("/etc/kubernetes/pki/ca.crt", plane.authority.pair.certificate.read_text())
+    node.write("/etc/kubernetes/bootstrap-kubelet.conf", invitation(plane, node), mode="600")
+    node.write("/var/lib/kubelet/kubeadm-flags.env", FLAGS.format(name))
+    node.write("/etc/systemd/system/api-server.socket", SERVICE_SOCKET)
+    node.write("/etc/systemd/system/api-server.service", SERVICE_PROXY.format(GATEWAY, plane.ports.api))
     node.sh("systemctl daemon-reload; systemctl enable --quiet api-server.socket; systemctl restart api-server.socket")
     # These may be from an earlier cluster of the same name.
     node.sh("rm -rf /etc/kubernetes/kubelet.conf /var/lib/kubelet/pki; systemctl enable --quiet kubelet")
@@ -152,12 +152,6 @@ def binding(name: str, role: str, group: str) -> dict[str, Any]:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
     }
-
-
-def put(node: Node, path: str, content: str, mode: str = "644") -> None:
-    """Write a small file. Its content goes through standard input: every user can see a command's arguments."""
-    script = 'install -D -m "$2" /dev/null "$1"; cat > "$1"'
-    node.run(["sh", "-euc", script, "sh", path, mode], check=True, stdin=content)
 
 
 def _unpack(node: Node, archive: Path) -> None:

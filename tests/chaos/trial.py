@@ -88,9 +88,7 @@ class Outcome:
 
 def prepare(node: Node) -> dict[str, Any]:
     """Put the oracle on the node, and read its baseline."""
-    node.sh(f"mkdir -p {FOLDER}")
-    text = Path(__file__).with_name("oracle.py").read_text()
-    node.run(["sh", "-c", f"cat > {ORACLE}"], check=True, stdin=text)
+    node.write(ORACLE, Path(__file__).with_name("oracle.py").read_text())
     baseline: dict[str, Any] = json.loads(node.sh(f"python3 {ORACLE} baseline"))
     return baseline
 
@@ -133,7 +131,7 @@ def _trial(
     held = node.sh(WHO) if hold else ""
     still: bool | None = None
     claimed = without(wanted, {fault.unclaimed for fault in faults})
-    node.run(["sh", "-c", f"cat > {FOLDER}/wanted.json"], check=True, stdin=json.dumps(claimed))
+    node.write(f"{FOLDER}/wanted.json", json.dumps(claimed))
     _inject(node, faults, chance)
     if hold and any(fault.repair_disturbs for fault in faults):
         wrong += _not_deferred(node)

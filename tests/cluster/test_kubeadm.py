@@ -1,8 +1,6 @@
 """A node joins by kubeadm itself, which restarts the kubelet and waits for it, while the node is not verified."""
 
-import io
 import json
-import tarfile
 from typing import Any
 
 import pytest
@@ -48,11 +46,8 @@ def test_kubeadm_joins_a_node_that_is_not_verified(fresh_cluster: Cluster) -> No
     plane, (node, _) = fresh_cluster.plane, fresh_cluster.nodes
     restore(plane, node)
     initialised(plane, node)
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(programs.kubernetes("kubeadm"), "kubeadm")
-    node.unpack(packed.getvalue(), "/usr/local/bin", LONG)
-    join.put(node, INVITATION, join.invitation(plane, node), mode="600")
+    node.copy({"kubeadm": programs.kubernetes("kubeadm")}, "/usr/local/bin", LONG)
+    node.write(INVITATION, join.invitation(plane, node), mode="600")
     make_unverifiable(node)
     name = join.node_name(node)
     # The lab's nodes have not all that it looks for first: swap, ports, host names, and the kernel's configuration.

@@ -261,7 +261,7 @@ def test_pods_on_two_nodes_talk_by_vfs_of_their_own_which_come_back(fresh_cluste
         steering = node.sh(f"cat /sys/class/net/{nic.netdev}v2/queues/rx-0/rps_cpus").strip()
         assert int(steering.replace(",", ""), 16) != 0
         before.append((steering, irqs(node, nic.vf_pcis[2])))
-        node.run(["sh", "-c", f"cat > {CONFLIST}"], check=True, stdin=network(nic.vf_pcis[2], number))
+        node.write(CONFLIST, network(nic.vf_pcis[2], number))
     pods = ("vf-server", "vf-client")
     try:
         for pod, program, name in zip(pods, (SERVE, SEND), cluster.names, strict=True):

@@ -3,8 +3,6 @@
 The kubelet of MicroK8s, a snap, has another root directory. A test gives the lab's kubelet that directory; no snap runs.
 """
 
-import io
-import tarfile
 from collections.abc import Iterator
 
 import pytest
@@ -52,13 +50,8 @@ def plugin(member: Member) -> Iterator[Member]:
         built = go_programs.ensure(programs.SRIOV_PLUGIN)
     except LabError as error:
         pytest.skip(f"{programs.SRIOV_PLUGIN.name} cannot be built here: {error.what}")
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(built / "sriovdp", "sriovdp")
-        tar.add(programs.pci_ids(), "pci.ids")
-    node.sh(f"mkdir -p {FOLDER}")
-    node.unpack(packed.getvalue(), FOLDER, LONG)
-    node.run(["sh", "-c", f"cat > {FOLDER}/config.json"], check=True, stdin=configuration(node))
+    node.write(f"{FOLDER}/config.json", configuration(node))
+    node.copy({"sriovdp": built / "sriovdp", "pci.ids": programs.pci_ids()}, FOLDER, LONG)
     node.sh(
         f"systemd-run --unit={PLUGIN} --setenv=PCIDB_PATH={FOLDER}/pci.ids {FOLDER}/sriovdp "
         f"--config-file={FOLDER}/config.json --resource-prefix=sriov --logtostderr"

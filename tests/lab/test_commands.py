@@ -136,7 +136,7 @@ def test_the_bundle_has_what_support_needs(node: Node) -> None:
 def test_a_slurm_job_is_refused_by_the_examples_prolog_while_a_nic_is_missing(node: Node) -> None:
     # An emulated node takes longer than a server to start a command.
     text = re.sub(r"^limit=\d+$", "limit=60", PROLOG.read_text(), flags=re.MULTILINE)
-    node.run(["sh", "-c", "cat > /tmp/prolog; chmod +x /tmp/prolog"], check=True, stdin=text)
+    node.write("/tmp/prolog", text, mode="755")
     # As slurmd starts it: without a search path. There is no Slurm here, and so no scontrol.
     prolog = ["env", "-i", "SLURMD_NODENAME=node1", "/tmp/prolog"]
     started = node.run(prolog, timeout=120)

@@ -40,7 +40,7 @@ def started(node: Node, name: str) -> float:
 @pytest.fixture
 def gated(node: Node) -> Node:
     """The first node, with the gate deployed, and with a unit of the kubelet's name that has not been started."""
-    node.run(["sh", "-c", "cat > /etc/systemd/system/kubelet.service"], check=True, stdin=STAND_IN)
+    node.write("/etc/systemd/system/kubelet.service", STAND_IN)
     succeeded(deploy(kubelet={"policy": "hold"}))
     node.sh("systemctl enable kubelet")
     return node

@@ -1,6 +1,5 @@
 """NetworkManager and netplan on a real node: a netdev that they configure is left alone, and the message names them."""
 
-import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -16,11 +15,6 @@ pytestmark = pytest.mark.campaign
 OURS, THEIRS = "10.77.0.11", "192.0.2.99"
 KEEP_OFF = "/etc/NetworkManager/conf.d/50-lab.conf"
 PLAN = "/etc/netplan/50-lab.yaml"
-
-
-def put(node: Node, path: str, text: str) -> None:
-    """Write a file that nobody but root may read."""
-    node.sh(f"mkdir -p $(dirname {path}); umask 077; printf %s {shlex.quote(text)} > {path}")
 
 
 def keep_off(*others: str) -> str:
@@ -56,7 +50,7 @@ def left_alone(node: Node, netdev: str, who: str) -> None:
 
 
 def test_a_netdev_of_networkmanager_is_left_alone_until_it_is_released(node: Node, netdev: str) -> None:
-    put(node, KEEP_OFF, keep_off(netdev))
+    node.write(KEEP_OFF, keep_off(netdev), mode="600")
     install(node, "network-manager")
     # A profile with ipv6.method disabled would set disable_ipv6, and leave it so.
     node.sh(
@@ -65,7 +59,7 @@ def test_a_netdev_of_networkmanager_is_left_alone_until_it_is_released(node: Nod
     )
     left_alone(node, netdev, f"NetworkManager configures {netdev}")
     # The remedy that the message gives.
-    put(node, KEEP_OFF, keep_off())
+    node.write(KEEP_OFF, keep_off(), mode="600")
     node.sh(f"nmcli device set {netdev} managed no; nmcli connection delete rail; nmcli general reload")
     eventually("our address", lambda: OURS in addresses(node, netdev))
     wait_ready(node)
@@ -73,7 +67,11 @@ def test_a_netdev_of_networkmanager_is_left_alone_until_it_is_released(node: Nod
 
 def test_a_netdev_of_netplan_is_left_alone_until_it_is_released(node: Node, netdev: str) -> None:
     install(node, "netplan.io")
-    put(node, PLAN, f"network: {{version: 2, ethernets: {{{netdev}: {{addresses: [{THEIRS}/24], link-local: []}}}}}}\n")
+    node.write(
+        PLAN,
+        f"network: {{version: 2, ethernets: {{{netdev}: {{addresses: [{THEIRS}/24], link-local: []}}}}}}\n",
+        mode="600",
+    )
     node.sh("netplan apply", timeout=180)
     left_alone(node, netdev, f"netplan configures {netdev}, by systemd-networkd")
     node.sh(f"rm {PLAN}; netplan apply", timeout=180)

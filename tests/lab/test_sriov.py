@@ -55,7 +55,7 @@ def test_vfs_that_come_back_from_a_dead_namespace_get_their_names_back(node: Nod
 
 def test_networkd_ignores_vfs_whatever_their_names(node: Node) -> None:
     site = "[Match]\nDriver=igbvf\n\n[Link]\nMTUBytes=1400\n"
-    node.run(["sh", "-c", "cat > /etc/systemd/network/20-site.network"], check=True, stdin=site)
+    node.write("/etc/systemd/network/20-site.network", site)
     node.sh(f"networkctl reload; echo 0 > /sys/bus/pci/devices/{PF.pci}/sriov_numvfs")
     eventually("new VFs", lambda: node.run(["test", "-e", f"/sys/class/net/{PF.netdev}v6"]).returncode == 0)
     settled(node)

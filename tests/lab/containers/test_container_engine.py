@@ -7,7 +7,7 @@ import pytest
 from lab import Node, repository
 from lab.packages import docker, toolchain
 from tests.lab.conftest import changed, deploy, refusal, succeeded
-from tests.lab.containers.test_container_runtime import dump, running, write
+from tests.lab.containers.test_container_runtime import dump, running
 from tests.lab.drivers.conftest import as_debian_makes_it
 
 MAIN = "/etc/containerd/config.toml"
@@ -83,11 +83,11 @@ def test_containers_keep_running_while_the_file_is_changed(bare: Node, url: str,
     wanted = from_vendor(url, vendor)
     succeeded(deploy(container_engine=wanted))
     # busybox asks for another initramfs: minutes of an emulated CPU.
-    write(bare, "/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
+    bare.write("/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
     bare.sh("apt-get -q -y install busybox-static", timeout=600)
     containers = start_container(bare)
     assert len(containers) == 1
-    write(bare, MAIN, 'version = 2\n# mine\noom_score = -10\n[metrics]\n  address = "127.0.0.1:1338"\n')
+    bare.write(MAIN, 'version = 2\n# mine\noom_score = -10\n[metrics]\n  address = "127.0.0.1:1338"\n')
     succeeded(deploy(container_engine=wanted))
     is_set_for_kubernetes(bare)
     text = bare.sh(f"cat {MAIN}")
@@ -99,8 +99,8 @@ def test_containers_keep_running_while_the_file_is_changed(bare: Node, url: str,
 def test_if_containerd_does_not_accept_a_file_the_former_one_is_restored(bare: Node) -> None:
     succeeded(deploy(container_engine=DISTRIBUTION))
     unit = f"[Service]\nExecStartPre=/usr/bin/sh -c '! grep -q \"{CGROUP}\" {MAIN}'\n"
-    write(bare, "/etc/systemd/system/containerd.service.d/refuses.conf", unit)
-    write(bare, MAIN, "version = 2\n")
+    bare.write("/etc/systemd/system/containerd.service.d/refuses.conf", unit)
+    bare.write(MAIN, "version = 2\n")
     bare.sh("systemctl daemon-reload; systemctl restart containerd")
     refused = refusal(deploy(container_engine=DISTRIBUTION))
     assert "its former files are restored" in refused

@@ -139,12 +139,12 @@ def engines(with_engines: Node) -> Node:
 
 def install_engines(node: Node, url: str) -> None:
     """Debian's dockerd and containerd, with files as real nodes have them."""
-    write(node, "/etc/docker/daemon.json", json.dumps(DAEMON, indent=2))
-    write(node, "/etc/containerd/config.toml", CONFIG, mode="600")
-    write(node, "/etc/containerd/conf.d/10-site.toml", SCHEDULER)
-    write(node, "/etc/cdi/test.json", json.dumps(CDI))
+    node.write("/etc/docker/daemon.json", json.dumps(DAEMON, indent=2))
+    node.write("/etc/containerd/config.toml", CONFIG, mode="600")
+    node.write("/etc/containerd/conf.d/10-site.toml", SCHEDULER)
+    node.write("/etc/cdi/test.json", json.dumps(CDI))
     # busybox asks for another initramfs: minutes of an emulated CPU.
-    write(node, "/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
+    node.write("/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
     install(node, url, *nvidia.engines(node.image))
     # The lists of Debian's own are minutes of an emulated apt, each time.
     node.sh("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists")
@@ -160,7 +160,7 @@ def install_engines(node: Node, url: str) -> None:
 
 def install(node: Node, url: str, *packages: str) -> None:
     """Install packages from this repository alone."""
-    write(node, "/run/only.list", f"deb [trusted=yes] {url} ./\n")
+    node.write("/run/only.list", f"deb [trusted=yes] {url} ./\n")
     apt = (
         "apt-get -q -oDir::Etc::SourceList=/run/only.list -oDir::Etc::SourceParts=/dev/null -oAcquire::Languages=none"
         " -oDir::State::Lists=/run/lists -oDpkg::Options::=--force-confold -oDpkg::Options::=--force-unsafe-io"
@@ -170,12 +170,6 @@ def install(node: Node, url: str, *packages: str) -> None:
         f"{apt} -y install --no-install-recommends {' '.join(packages)}",
         timeout=900,
     )
-
-
-def write(node: Node, path: str, text: str, mode: str = "644") -> None:
-    """Write a file, through a folder that is made if need be."""
-    script = 'mkdir -p "${1%/*}"; cat > "$1"; chmod "$2" "$1"'
-    node.run(["sh", "-ec", script, "sh", path, mode], check=True, stdin=text)
 
 
 def deploy(vendor: tuple[repository.Repository, str], *engines: str, **more: object) -> Done:
@@ -293,7 +287,7 @@ def test_a_file_that_cannot_be_changed_stops_the_deploy_and_stays(
     node = engines
     text = node.sh(f"cat {path}")
     assert old in text
-    write(node, path, text.replace(old, new, 1))
+    node.write(path, text.replace(old, new, 1))
     refused = refusal(deploy(vendor, "docker" if "docker" in path else "containerd"))
     assert re.search(said, refused), refused
     assert node.sh(f"cat {path}") == text.replace(old, new, 1)
@@ -315,8 +309,7 @@ def test_if_an_engine_does_not_accept_its_files_the_former_ones_are_restored(
     assert node.sh("docker info --format '{{.DefaultRuntime}}'").strip() == "site"
 
     # Something about the new file keeps containerd from starting.
-    write(
-        node,
+    node.write(
         "/etc/systemd/system/containerd.service.d/refuses.conf",
         "[Service]\nExecStartPre=/usr/bin/test ! -e /etc/containerd/conf.d/99-nvidia.toml\n",
     )
@@ -337,8 +330,8 @@ def test_containerd_2_injects_cdi_devices_by_itself(engines: Node, vendor: tuple
     )
     assert copied.returncode == 0
     unit = "[Service]\nExecStart=\nExecStart=/usr/local/bin/containerd\n"
-    write(node, "/etc/systemd/system/containerd.service.d/two.conf", unit)
-    write(node, "/etc/containerd/config.toml", CONFIG_3)
+    node.write("/etc/systemd/system/containerd.service.d/two.conf", unit)
+    node.write("/etc/containerd/config.toml", CONFIG_3)
     node.sh("systemctl daemon-reload; systemctl start containerd; containerd --version | grep -F v2.2.9", timeout=300)
     before = dump(node)
     with cri.connect(node) as containerd:
@@ -361,7 +354,7 @@ def with_crio(engines: Node) -> Node:
     node = engines
     with repository.serve(crio.vendor(node.image).folder) as url:
         install(node, url, "cri-o")
-    write(node, "/etc/crio/crio.conf.d/20-site.conf", f'[crio.image]\npause_image = "{SANDBOX}"\npause_command = ""\n')
+    node.write("/etc/crio/crio.conf.d/20-site.conf", f'[crio.image]\npause_image = "{SANDBOX}"\npause_command = ""\n')
     node.sh(
         f"""
         docker save --output /srv/image.tar {SANDBOX}

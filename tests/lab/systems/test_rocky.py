@@ -13,7 +13,7 @@ from lab import Node, repository, rpm
 from lab.packages import docker, erdma, gpu_driver, nvidia, ofed, toolchain
 from tests.lab.conftest import changed, deploy, pyinfra, ready, refusal, said, succeeded
 from tests.lab.containers.test_container_engine import is_set_for_kubernetes
-from tests.lab.containers.test_container_runtime import dump, write
+from tests.lab.containers.test_container_runtime import dump
 from tests.lab.drivers.test_erdma import WRONG
 from tests.lab.drivers.test_ofed import bundle, in_inventory, loaded
 from tests.lab.systems.conftest import System, as_deployed, system
@@ -94,7 +94,7 @@ def epel(node: Node) -> Iterator[None]:
     tools = rpm.like("mirror", toolchain.mirror(node.image))
     with repository.serve(tools.folder) as mirror:
         text = f"[epel]\nname=EPEL, of Trackbed's lab\nbaseurl={mirror}\ngpgcheck=1\ngpgkey={mirror}/{tools.key.name}\n"
-        write(node, "/etc/yum.repos.d/epel.repo", text)
+        node.write("/etc/yum.repos.d/epel.repo", text)
         release = node.sh("uname -r").strip()
         node.sh(
             f"rm -f /lib/modules/{release}/updates/*; depmod; dnf install -y gcc-12 linux-headers-{release}",
@@ -153,7 +153,7 @@ def test_doca_is_built_locked_and_loaded_and_in_use_it_gets_into_the_initramfs(n
         assert changed(deploy(**older)) == []
 
         # The initramfs has the module, as on a server that boots from the network.
-        write(node, "/etc/dracut.conf.d/rdma.conf", 'add_drivers+=" rdma_rxe "\n')
+        node.write("/etc/dracut.conf.d/rdma.conf", 'add_drivers+=" rdma_rxe "\n')
         node.sh(f"dracut --force --kver {release}", timeout=900)
         node.sh("systemd-run --quiet --unit=user sh -c 'exec sleep infinity </dev/infiniband/uverbs0'")
         busy = deploy(**newer)
