@@ -31,10 +31,14 @@ def serving(
     answer: Callable[[Request], tuple[int, Document] | None],
     certificate: Path | None = None,
     headers: Mapping[str, str] | None = None,
+    *,
+    key: Path | None = None,
+    port: int = 0,
 ) -> Iterator[str]:
     """Serve until it is left; its URL. Where there is no answer, the connection ends.
 
     :param headers: of each answer, in place of the document's own type.
+    :param key: of the certificate, if that file has none. :param port: 0: any that is free.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -64,10 +68,10 @@ def serving(
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
+        context.load_cert_chain(certificate, key)
         server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:

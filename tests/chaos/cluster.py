@@ -1,12 +1,15 @@
 """Faults of the cluster: its API server and etcd, on this host, and the node's kubelet. A lab without a cluster has none."""
 
-import base64
-import json
+import os
 import random
 import signal
-import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
+
+from attrs import field, frozen
 
 from agent.report.published import PATH as PUBLISHED
 from lab import Node, instance
@@ -14,8 +17,9 @@ from lab.cluster import join
 from lab.cluster.commands import plane_of
 from lab.cluster.daemon import Daemon
 from lab.node import wait
-from tests.chaos.bad_api_server import ANSWERS
 from tests.chaos.faults import Fault, Host
+from tests.http_server import Request, serving
+from tests.unit.reporter.scripted import token_of
 
 HOLDS = 15.0
 """Seconds without the API server, or with a bad one: longer than the reporter waits for an answer."""
@@ -42,20 +46,55 @@ def _etcd_away(node: Node, chance: random.Random) -> None:
     plane.start()
 
 
-def _answers(how: str) -> Host:
-    """A script that puts another server with bad answers on the API server's port, with its certificate."""
+@frozen
+class Bad:
+    """Answers of another server in the API server's place. ``wait``: seconds until each; ``headers``: what all have.
+
+    ``what``: what such a server does.
+    """
+
+    what: str
+    status: int = 200
+    body: str | bytes = '{"kind": "Status", "status": "Failure"}'
+    headers: Mapping[str, str] = field(factory=dict)
+    wait: float = 0.0
+
+    @contextmanager
+    def serving(self, certificate: Path, port: int = 0) -> Iterator[str]:
+        """Serve with a certificate that has its key beside it; the URL."""
+        over = Event()
+
+        def answer(request: Request) -> tuple[int, str | bytes] | None:
+            return None if over.wait(self.wait) else (self.status, self.body)
+
+        json = {"Content-Type": "application/json", **self.headers}
+        with serving(answer, certificate, json, key=certificate.with_suffix(".key"), port=port) as url:
+            try:
+                yield url
+            finally:
+                over.set()
+
+
+BAD = (
+    Bad("answers 429", 429, headers={"Retry-After": "1"}),
+    Bad("answers 500", 500),
+    Bad("answers garbage", body=os.urandom(4096)),
+    Bad("accepts requests and says nothing", wait=3600),
+    Bad("cuts its answers short", headers={"Content-Length": "4096", "Connection": "close"}),
+    Bad("takes 3 s for each answer, and refuses it", 503, wait=3.0),
+)
+
+
+def _answers(bad: Bad) -> Host:
+    """A fault that puts such a server on the API server's port, with its certificate."""
 
     def fault(node: Node, chance: random.Random) -> None:
         plane = plane_of(instance.named())
         plane.kill_api_server()
-        certificate = plane.folder / "pki" / "server-kube-apiserver.crt"
-        bad = Daemon("bad-api-server", plane.folder)
-        program = str(Path(__file__).with_name("bad_api_server.py"))
-        bad.start([sys.executable, program, str(plane.ports.api), str(certificate), how])
         try:
-            time.sleep(HOLDS)  # as above
+            with bad.serving(plane.folder / "pki" / "server-kube-apiserver.crt", plane.ports.api):
+                time.sleep(HOLDS)  # as above
         finally:
-            bad.stop(signal.SIGKILL)
             plane.start_api_server()
 
     return fault
@@ -63,10 +102,7 @@ def _answers(how: str) -> Host:
 
 def forged(node: str) -> str:
     """A token for a node's reporter that is newer than any other, and that no API server has signed."""
-    now = time.time()
-    claims = {"iat": now, "exp": now + 86400, "kubernetes.io": {"node": {"name": node, "uid": "forged"}}}
-    part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
-    return f"e30.{part}.forged"
+    return token_of(node, "forged", time.time(), 86400)
 
 
 def _token_refused(node: Node, chance: random.Random) -> None:
@@ -80,8 +116,8 @@ CLUSTER = (
     Fault(f"the API server is away for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_api_server_away),
     Fault(f"etcd is away for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_etcd_away),
     *(
-        Fault(f"the API server {what} for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_answers(how))
-        for how, what in ANSWERS.items()
+        Fault(f"the API server {bad.what} for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_answers(bad))
+        for bad in BAD
     ),
     Fault(
         f"the reporter has a token that is refused, for {HOLDS:.0f} s",

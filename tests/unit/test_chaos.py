@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +25,10 @@ from agent.report.names import TAINT
 from agent.reporter.kubernetes.identity import RENEWED, BoundToken
 from agent.reporter.settings import Settings
 from lab.cluster.certificates import Authority
-from lab.instance import free_port
 from lab.node import wait
-from tests.chaos import bad_api_server, oracle
+from tests.chaos import oracle
 from tests.chaos.__main__ import ALL, able, again, main, pick
-from tests.chaos.cluster import forged
+from tests.chaos.cluster import BAD, forged
 from tests.chaos.faults import FAULTS, Fault, Trial, trials
 from tests.chaos.lies import CLOCKS, HEARTBEAT, MUTE, PUBLISHING, SAID, Lie, in_api, too_long
 from tests.chaos.oracle import EVENTS, SILENT
@@ -326,49 +325,40 @@ def test_the_reporter_takes_the_token_of_the_fault_for_its_own(tmp_path: Path) -
 
 
 @contextmanager
-def serving(folder: Path, how: str) -> Iterator[http.client.HTTPSConnection]:
+def connected(folder: Path, what: str) -> Iterator[http.client.HTTPSConnection]:
+    """A connection with the bad server that does so."""
     authority = Authority(folder)
     authority.create()
     authority.server("kube-apiserver", ("127.0.0.1",))
-    port = free_port()
-    program = [sys.executable, bad_api_server.__file__, str(port), str(folder / "server-kube-apiserver.crt"), how]
-    context = ssl.create_default_context(cafile=str(authority.pair.certificate))
-
-    def answers() -> bool:
-        with suppress(OSError):
-            connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=5)
-            connection.connect()
-            connection.close()
-            return True
-        return False
-
-    with subprocess.Popen(program) as server:
-        try:
-            wait(answers, 60, "the server")
-            yield http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=60)
-        finally:
-            server.kill()
+    [bad] = [bad for bad in BAD if what in bad.what]
+    with bad.serving(folder / "server-kube-apiserver.crt") as url:
+        context = ssl.create_default_context(cafile=str(authority.pair.certificate))
+        yield http.client.HTTPSConnection(url.removeprefix("https://"), context=context, timeout=60)
 
 
-@pytest.mark.parametrize(("how", "status"), [("429", 429), ("500", 500), ("slow", 503), ("garbage", 200)])
-def test_the_bad_api_server_gives_the_chosen_answer(tmp_path: Path, how: str, status: int) -> None:
-    with serving(tmp_path, how) as connection:
+@pytest.mark.parametrize(("what", "status"), [("429", 429), ("500", 500), ("3 s", 503), ("garbage", 200)])
+def test_the_bad_api_server_gives_the_chosen_answer(tmp_path: Path, what: str, status: int) -> None:
+    with connected(tmp_path, what) as connection:
         connection.request("PATCH", "/api/v1/nodes/n/status", body="{}")
         answer = connection.getresponse()
         assert answer.status == status
-        assert (b"Status" in answer.read()) is (how != "garbage")
+        assert (b"Status" in answer.read()) is (what != "garbage")
 
 
 def test_the_bad_api_server_cuts_connections_or_does_not_answer(tmp_path: Path) -> None:
-    with serving(tmp_path, "cut") as connection:
+    with connected(tmp_path, "cuts") as connection:
         connection.request("GET", "/")
         with pytest.raises(http.client.IncompleteRead):
             connection.getresponse().read()
-    with serving(tmp_path, "silence") as connection:
+    with connected(tmp_path, "nothing") as connection:
         connection.request("GET", "/")
         connection.sock.settimeout(1.0)
         with pytest.raises(TimeoutError):
             connection.getresponse()
+        silent = connection.sock
+    # It ends with the fault.
+    silent.settimeout(60)
+    assert silent.recv(1) == b""
 
 
 def test_a_vf_that_was_released_before_can_be_released_again() -> None:
