@@ -63,8 +63,10 @@ def sh(script: str) -> None:
 @contextmanager
 def pod(*unshared: str, setup: str = "true") -> Iterator[str]:
     """A process in a network namespace below the present one, after a shell script there, by its number."""
-    command = ["unshare", "--net", *unshared, "sh", "-c", f"{setup} && echo made && exec sleep 60"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as made:
+    # It ends at the latest with this process, which has the other end of its input.
+    command = ["unshare", "--net", *unshared, "sh", "-c", f"{setup} && echo made && exec cat"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as made:
         assert made.stdout is not None
         assert made.stderr is not None
         try:

@@ -1,7 +1,7 @@
 """Breaks a node of the lab in random ways, and judges the result by the kernel's state: `python -m tests.chaos`.
 
 Each trial is a line of a file in the lab's folder. A run that was stopped goes on after the last line of the same versions; the
-same seed makes the same trials. `--table` prints a table of the lines. `--record` adds them to docs/campaign/faults.jsonl, and
+same seed makes the same trials. `--record` adds them to docs/campaign/faults.jsonl, and
 writes the tables of the page beside it. TRACKBED_LAB selects the lab. After a trial that ends badly, the trials since the node
 was last restored are repeated with fewer of them; `--trial` runs the smallest set.
 """
@@ -20,7 +20,7 @@ from attrs import asdict, frozen
 
 from agent.runtime import write_atomically
 from handbook import campaign
-from handbook.trials import groups, lines
+from handbook.trials import lines
 from lab import LabError, Node, fleet, instance, logs
 from lab.instance import Instance
 from tests.chaos.cluster import CLUSTER
@@ -53,7 +53,6 @@ TRIES = 12
     help="Only this trial of the seed, from a restored node.",
 )
 @click.option("--without", multiple=True, help="With --trial: leave out a fault of this name.")
-@click.option("--table", is_flag=True, help="Run nothing; print the table of all results of this lab.")
 @click.option("--record", is_flag=True, help="Run nothing; add all results of this lab to those in docs/campaign.")
 def main(
     seed: int,
@@ -62,7 +61,6 @@ def main(
     only: tuple[str, ...],
     numbers: tuple[int, ...],
     without: tuple[str, ...],
-    table: bool,
     record: bool,
 ) -> None:
     """Inject faults on a node of the lab, and judge the result of each from the kernel's state.
@@ -70,12 +68,8 @@ def main(
     Exit code: 0 every trial ended well, 1 one did not or the lab failed, 2 bad input.
     """
     try:
-        results = sorted(_folder(instance.named()).glob("*.jsonl"))
-        if table:
-            click.echo(groups([row for file in results for row in lines(file)]), nl=False)
         if record:
-            campaign.main([str(file) for file in results])
-        if table or record:
+            campaign.main([str(file) for file in sorted(_folder(instance.named()).glob("*.jsonl"))])
             return
         failed = _inject(seed, count, name, only, numbers, without)
     except LabError as error:

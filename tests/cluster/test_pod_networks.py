@@ -31,6 +31,7 @@ from tests.cluster.conftest import LONG
 from tests.cluster.rendered import address
 from tests.cluster.reporter.relay import Relay
 from tests.deploy.hardware import RAIL0, hardware
+from tests.private_namespace import pod
 
 RAIL = str(RAIL0["netdevs"][0]["name"])
 PLUGINS = ("multus", "whereabouts")
@@ -93,19 +94,8 @@ def place(folder: Path) -> Iterator[Place]:
         for each in (upper, work):
             each.mkdir(parents=True)
         mounts.append(f"mount -t overlay overlay -o lowerdir={lower},upperdir={upper},workdir={work} {lower}")
-    script = f"{'; '.join(mounts)}; ip link set lo up; echo ready; exec sleep infinity"
-    process = subprocess.Popen(
-        ["unshare", "--net", "--mount", "sh", "-euc", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        if process.stdout.readline() != "ready\n":
-            pytest.skip(f"no network namespace can be made here: {process.stderr.read()}")
-        yield Place(process.pid)
-    finally:
-        process.kill()
-        process.wait()
+    with pod("--mount", setup=" && ".join([*mounts, "ip link set lo up"])) as pid:
+        yield Place(int(pid))
 
 
 @pytest.fixture(scope="module")
