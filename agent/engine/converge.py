@@ -131,6 +131,7 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope, just_read
             # A netdev that was created again may have another name, or another permanent MAC, from which its VFs' MACs derive.
             whole = frozenset(name for name in scope if device_of(name) == name != HOST)
             owns = frozenset(device for device in devices(scope) if own(device) in scope)
+            context.callbacks.doing("devices", "read")
             have = evolve(have, functions=rediscover(machine, have.functions, whole, owns, needed))
         want = resolve(spec, have.functions)
         if scope is not None and _asked(want) != have.nics:

@@ -53,7 +53,10 @@ class Binding:
 
 @frozen
 class Bindings:
-    """A PF's VFs by index. ``autoprobe``: the kernel binds new VFs to a driver at once. ``vfio``: vfio-pci is loaded."""
+    """A PF's VFs by index. ``autoprobe``: the kernel binds new VFs to a driver at once. ``vfio``: vfio-pci is loaded.
+
+    Both are read only if the spec has VFs, or VFs for vfio-pci.
+    """
 
     autoprobe: bool
     vfs: Mapping[int, Binding]
@@ -62,7 +65,8 @@ class Bindings:
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindings]:
     """The bindings of each PF's VFs."""
-    vfio = VFIO in names_in(machine.files, DRIVERS)
+    asked = any(VFIO in nic.vf_settings("driver").values() for nic in want.nics.values())
+    vfio = asked and VFIO in names_in(machine.files, DRIVERS)
     bindings = {}
     for address in in_scope(want, scope):
         nic = want.nics[address]
@@ -70,7 +74,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindin
             index: _binding(machine, vf, nic.vf_wanted(index))
             for index, vf in vf_addresses(machine.files, address).items()
         }
-        autoprobe = read_or(machine.files, f"{device_path(address)}/{vfs.AUTOPROBE}", "1") == "1"
+        autoprobe = not nic.vf_count() or read_or(machine.files, f"{device_path(address)}/{vfs.AUTOPROBE}", "1") == "1"
         bindings[address] = Bindings(autoprobe, bound, vfio)
     return bindings
 

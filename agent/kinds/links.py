@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from agent.driver_families import family_of, is_passed_through
 from agent.hardware.bonds import is_ipoib
-from agent.hardware.functions import NET, device_path, driver, has_netdev, ifindex_of, netdev, netdev_of, pci_of
+from agent.hardware.functions import NET, device_path, driver, has_netdev, ifindex_named, netdev, netdev_of, pci_of
 from agent.hardware.sysfs import names_in
 from agent.hardware.udev import initialised
 from agent.kinds import Reading
@@ -255,31 +255,31 @@ def arranged(changes: list[Change]) -> list[Change]:
 
 def apply(machine: Machine, change: Change) -> None:
     """Set one value of a netdev. It is looked up by its PCI address again, since names and indexes change."""
-    ifindex = ifindex_of(machine.files, change.target)
+    name = netdev_of(machine.files, change.target)
+    index = ifindex_named(machine.files, name)
     if change.field == "mtu":
-        _set_mtu(machine, change.target, change.number)
+        _set_mtu(machine, name, index, change.number)
     elif change.field == "txqueuelen":
-        machine.netlink.set_link(ifindex, txqueuelen=change.number)
+        machine.netlink.set_link(index, txqueuelen=change.number)
     elif change.field.startswith(ALTNAME) and change.after == PRESENT:
-        _add_altname(machine, change.target, change.field.removeprefix(ALTNAME))
+        _add_altname(machine, index, change.field.removeprefix(ALTNAME))
     elif change.field.startswith(ALTNAME):
-        machine.netlink.remove_altname(ifindex, change.field.removeprefix(ALTNAME))
+        machine.netlink.remove_altname(index, change.field.removeprefix(ALTNAME))
     elif change.field == UDEV_ENTRY:
         # This write makes the kernel send the netdev's event again: Documentation/ABI/testing/sysfs-uevent.
-        machine.files.write(f"{NET}/{netdev_of(machine.files, change.target)}/uevent", "add")
+        machine.files.write(f"{NET}/{name}/uevent", "add")
     else:
-        machine.netlink.set_link(ifindex, up=change.after == "up")
+        machine.netlink.set_link(index, up=change.after == "up")
 
 
-def _set_mtu(machine: Machine, target: str, mtu: int) -> None:
+def _set_mtu(machine: Machine, name: str, index: int, mtu: int) -> None:
     """Set a netdev's MTU. IPoIB refuses a larger one than its port can have, and lowers one that the fabric cannot carry.
 
     It does so in datagram mode, and tells nobody (ipoib_change_mtu, drivers/infiniband/ulp/ipoib/ipoib_main.c).
     """
-    ifindex, name = ifindex_of(machine.files, target), netdev_of(machine.files, target)
     infiniband = is_ipoib(machine.files, name)
     try:
-        machine.netlink.set_link(ifindex, mtu=mtu)
+        machine.netlink.set_link(index, mtu=mtu)
     except OSError as error:
         if not infiniband or error.errno != errno.EINVAL:
             raise
@@ -291,9 +291,9 @@ def _set_mtu(machine: Machine, target: str, mtu: int) -> None:
         raise OSError(errno.EINVAL, f"it stays {link.mtu}: in datagram mode an InfiniBand netdev has {most}")
 
 
-def _add_altname(machine: Machine, target: str, name: str) -> None:
+def _add_altname(machine: Machine, index: int, name: str) -> None:
     try:
-        machine.netlink.add_altname(ifindex_of(machine.files, target), name)
+        machine.netlink.add_altname(index, name)
     except FileExistsError as error:
         raise OSError(errno.EEXIST, _who_is_called(machine, name)) from error
 

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve
 
 from agent.driver_families import family_of
-from agent.hardware.functions import driver, ifindex_of, link_of, netdev, netdev_of, vf_count
+from agent.hardware.functions import driver, ifindex_of, link_of, links_to_vfs, netdev, netdev_of
 from agent.kinds import Observer, Reading, links, vfs
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Disruption, Value
@@ -41,8 +41,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     """Each PF's VFs by index, as the PF reports them. A PF without VFs or without a netdev is left out."""
     reported = {}
     for address in pfs_in_scope(want, scope):
-        if not vf_count(machine.files, address):
-            continue  # a request for the link costs twenty times as much as reading the count
+        if not links_to_vfs(machine.files, address):
+            continue  # a request for the link costs twenty times as much
         name = netdev(machine.files, address)
         link = machine.netlink.link(name) if name else None
         if link is not None:
