@@ -172,9 +172,7 @@ def test_a_dry_run_shows_the_plan(inventory: Path) -> None:
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_a_dry_run_of_an_upgrade_names_both_versions_of_each_node_and_what_would_change(
-    inventory: Path, staged: bool
-) -> None:
+def test_a_dry_run_of_an_upgrade_names_both_versions_and_the_changes(inventory: Path, staged: bool) -> None:
     old = "0.9.0-0123456789ab"
     on_node = {**versions(old, old, *([NEW] if staged else [])), **service(old), **plan(version=NEW if staged else old)}
     done = pyinfra(inventory, "--dry", a=({**SETTLED, **on_node}, {}), b=(SETTLED, {}))

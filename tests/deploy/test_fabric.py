@@ -142,9 +142,7 @@ def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -
     ["--out_json_file=/x", "10.0.0.1\n  ProxyCommand id", "fd00::1%\n  ProxyCommand id", "10.0.0.1,10.0.0.2", ""],
 )
 @pytest.mark.parametrize("transport", ["RoCE", "InfiniBand"])
-def test_an_address_is_nothing_else_since_it_stands_on_the_command_lines_of_other_nodes(
-    address: str, transport: str
-) -> None:
+def test_an_address_that_stands_on_other_nodes_command_lines_is_one(address: str, transport: str) -> None:
     made_up = device("rx0", gids=(gid(0, "RoCE v2", address),)) | {"transport": transport}
     owner = function("0000:21:00.0", "fab0", [made_up], []) | {"netdevs": [{"addresses": [address]}]}
     with pytest.raises(ValueError, match=r"scope|IPv4 or IPv6"):

@@ -88,9 +88,7 @@ def test_the_hardware_of_a_node_is_read(root: Path) -> None:
         ([{"name": "rail0", "select": {"pci": "0000:21:00.0"}}], ["rail0", None, None]),
     ],
 )
-def test_a_spec_without_nics_means_all_functions_and_another_only_its_own(
-    given: list[Any], meant: list[str | None]
-) -> None:
+def test_a_spec_without_nics_means_all_functions(given: list[Any], meant: list[str | None]) -> None:
     spec = from_mapping({"node_name": "a", "nics": given})
     named = {**CONNECTX, "nic": "rail0" if given else None}
     hardware = node_hardware(named, {**SECOND, "netdevs": []}, VIRTIO).with_nics_of(spec)

@@ -57,9 +57,7 @@ def test_after_an_outage_only_the_newest_state_is_written(plane: ControlPlane, s
 
 
 @pytest.mark.campaign
-def test_after_three_minutes_without_an_api_server_only_the_newest_state_is_written(
-    plane: ControlPlane, start: Start
-) -> None:
+def test_after_an_outage_of_three_minutes_the_newest_state_is_written(plane: ControlPlane, start: Start) -> None:
     reporter = start("long-outage")
     reporter.acknowledged(reporter.say(True))
     one_each(outage(plane, reporter, 180.0))

@@ -102,9 +102,7 @@ def test_if_a_label_may_not_be_removed_the_node_is_tainted_nevertheless(plane: C
     assert READY_LABEL in reporter.node()["metadata"]["labels"]
 
 
-def test_what_is_refused_to_a_ready_node_does_not_delay_its_loss_of_readiness(
-    plane: ControlPlane, start: Start
-) -> None:
+def test_a_refusal_does_not_delay_a_loss_of_readiness(plane: ControlPlane, start: Start) -> None:
     reporter = start("unlisted", [{"key": "example.net/unlisted", "value": "x", "role": "fact", "resource": None}])
     reporter.say(True)
     until(lambda: reporter.condition().get("status") == "True", "the condition turns")

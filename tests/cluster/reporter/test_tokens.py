@@ -175,9 +175,7 @@ def test_without_the_list_of_nodes_that_are_shut_out_everybody_can_write(plane: 
         prepare(plane)
 
 
-def test_a_reporter_renews_its_token_by_itself_and_publishes_by_the_next_one(
-    plane: ControlPlane, tmp_path: Path
-) -> None:
+def test_a_reporter_renews_its_token_by_itself(plane: ControlPlane, tmp_path: Path) -> None:
     name = "renews"
     plane.apply(node(name))
     settings = Settings(name, plane.url, str(plane.authority.pair.certificate), token_days=1)

@@ -73,9 +73,7 @@ class Node(paramiko.ServerInterface):
         return False
 
 
-def test_an_idle_connection_sends_something_so_that_a_host_without_power_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_that_loses_power_is_noticed_on_an_idle_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.01)
     monkeypatch.setattr(connection, "WAKE_S", 0.01)
     node = Node()

@@ -392,9 +392,7 @@ def test_a_restart_of_docker_stops_containers_unless_live_restore_is_on(
         ("none", False),
     ],
 )
-def test_a_restart_of_containerd_stops_containers_unless_its_unit_spares_them(
-    tmp_path: Path, mode: str, told: bool
-) -> None:
+def test_a_restart_of_containerd_stops_containers_by_its_kill_mode(tmp_path: Path, mode: str, told: bool) -> None:
     program(tmp_path / "pgrep", "exit 0")
     program(tmp_path / "systemctl", f"echo {mode}")
     said = [f"with KillMode={mode} in its unit would stop all containers; set KillMode=process"]

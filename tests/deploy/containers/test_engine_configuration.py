@@ -39,9 +39,7 @@ FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
         ('default-runtime = "runc"', []),
     ],
 )
-def test_the_keys_that_nvidia_ctk_would_lose_from_dockers_file_are_found(
-    tmp_path: Path, entry: str, lost: list[str]
-) -> None:
+def test_keys_that_nvidia_ctk_would_lose_are_found(tmp_path: Path, entry: str, lost: list[str]) -> None:
     (tmp_path / "operator").write_text(f"{entry}\n")
     (tmp_path / "result").write_text('runtimes.nvidia.path = "nvidia-container-runtime"\n')
     sh(f"{FIND_LOST}find_lost", cwd=tmp_path)

@@ -169,9 +169,7 @@ def test_the_kernel_that_is_to_run_counts_and_loading_waits_for_it(node: Node) -
 
 
 @pytest.mark.parametrize(("boot", "waits"), [("boot-1", True), ("boot-0", False)])
-def test_a_driver_that_does_not_fit_the_loaded_modules_waits_for_ofeds_reboot(
-    node: Node, boot: str, waits: bool
-) -> None:
+def test_a_driver_that_does_not_fit_waits_for_ofeds_reboot(node: Node, boot: str, waits: bool) -> None:
     """It is built against OFED's ib_core. If it failed the host, the reboot would never come."""
     node.data = {"erdma": DKMS, "reboot": {"policy": "allow"}}
     requests = {REQUESTS: ["boot-1", f"ofed {boot} installed modules are not the loaded ones "]}

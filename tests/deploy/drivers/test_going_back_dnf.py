@@ -105,9 +105,7 @@ class Node:
         return set(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()) - {"dash-1-1"}
 
 
-def test_a_profile_that_goes_back_leaves_its_drivers_and_they_go_back_too(
-    tmp_path: Path, made: dict[str, Path]
-) -> None:
+def test_the_drivers_of_a_profile_go_back_with_it(tmp_path: Path, made: dict[str, Path]) -> None:
     node = Node(tmp_path, made)
     assert node.left() == []
     node.entry("trackbed-doca", "new")
@@ -131,9 +129,7 @@ def test_a_profile_that_goes_back_leaves_its_drivers_and_they_go_back_too(
     assert node.left() == []
 
 
-def test_a_gpu_driver_that_goes_back_leaves_its_libraries_and_they_go_back_too(
-    tmp_path: Path, made: dict[str, Path]
-) -> None:
+def test_the_libraries_of_a_gpu_driver_go_back_with_it(tmp_path: Path, made: dict[str, Path]) -> None:
     node = Node(tmp_path, made)
     node.entry("trackbed-nvidia-driver", "gpu")
     node.install("nvidia-open-580.95.05-*")

@@ -200,44 +200,28 @@ def test_a_sysctl_that_the_kernel_does_not_have_is_a_warning(node: Node) -> None
 LATER = of(LaterSettings)
 
 
+A, B = ("95-a.conf /run/sysctl.d/95-a.conf vm", "99-b.conf /etc/sysctl.d/99-b.conf vm")
+
+
 @pytest.mark.parametrize(
-    ("later", "refused"),
+    ("name", "later", "refused"),
     [
-        (["99-sysctl.conf /etc/sysctl.d/99-sysctl.conf vm.swappiness = 10"], True),
-        (
-            ["95-a.conf /run/sysctl.d/95-a.conf vm/swappiness=0", "99-b.conf /etc/sysctl.d/99-b.conf vm.swappiness=10"],
-            True,
-        ),
-        (
-            ["95-a.conf /etc/sysctl.d/95-a.conf vm.swappiness=10", "99-b.conf /etc/sysctl.d/99-b.conf vm.swappiness=0"],
-            False,
-        ),
-        (["99-b.conf /etc/sysctl.d/99-b.conf vm.*=10", "99-b.conf /etc/sysctl.d/99-b.conf vm.dirty_ratio=10"], False),
+        ("swappiness", [f"{B}.swappiness = 10"], "to 10, not 0;"),
+        pytest.param("swappiness", [f"{A}/swappiness=0", f"{B}.swappiness=10"], "to 10, not 0;", id="community-2"),
+        ("swappiness", [f"{A}.swappiness=10", f"{B}.swappiness=0"], ""),
+        ("swappiness", [f"{B}.*=10", f"{B}.dirty_ratio=10"], ""),
+        # The kernel sets vm.dirty_ratio to 0 when vm.dirty_bytes is written.
+        ("dirty_ratio", [f"{B}.dirty_ratio = 5", f"{B}.dirty_bytes = 4096"], "to 0, not 5; remove vm.dirty_bytes"),
+        ("dirty_ratio", [f"{B}.dirty_bytes = 4096", f"{B}.dirty_ratio = 5"], ""),
     ],
 )
-def test_a_file_that_sets_another_value_at_boot_is_named(node: Node, later: list[str], refused: bool) -> None:
-    node.data = {"boot": {"sysctls": {"vm.swappiness": "0"}}}
-    there = file_answers(sysctls.PATH, f"{HEADER}vm.swappiness = 0\n")
-    result = node.deploy(configure, {LATER: later, **GRUB, **there, VALUES: ["/proc/sys/vm/swappiness 0"]})
-    assert result.failed is refused
-    assert len(result.flat) == refused
-    assert all(later[-1].split()[1] in said and "vm.swappiness to 10, not 0;" in said for said in result.flat)
-
-
-@pytest.mark.parametrize(
-    ("values", "refused"), [(["ratio = 5", "bytes = 4096"], True), (["bytes = 4096", "ratio = 5"], False)]
-)
-def test_a_file_that_sets_the_other_parameter_of_a_pair_at_boot_is_named(
-    node: Node, values: list[str], refused: bool
-) -> None:
-    """The kernel sets vm.dirty_ratio to 0 when vm.dirty_bytes is written."""
-    node.data = {"boot": {"sysctls": {"vm.dirty_ratio": "5"}}}
-    there = file_answers(sysctls.PATH, f"{HEADER}vm.dirty_ratio = 5\n")
-    later = [f"99-b.conf /etc/sysctl.d/99-b.conf vm.dirty_{value}" for value in values]
-    result = node.deploy(configure, {LATER: later, **GRUB, **there, VALUES: ["/proc/sys/vm/dirty_ratio 5"]})
-    assert result.failed is refused
-    assert len(result.flat) == refused
-    assert all("vm.dirty_ratio to 0, not 5; remove vm.dirty_bytes" in said for said in result.flat)
+def test_a_file_that_sets_another_value_at_boot_is_named(node: Node, name: str, later: list[str], refused: str) -> None:
+    value = {"swappiness": "0", "dirty_ratio": "5"}[name]
+    node.data = {"boot": {"sysctls": {f"vm.{name}": value}}}
+    there = file_answers(sysctls.PATH, f"{HEADER}vm.{name} = {value}\n")
+    result = node.deploy(configure, {LATER: later, **GRUB, **there, VALUES: [f"/proc/sys/vm/{name} {value}"]})
+    assert (result.failed, len(result.flat)) == (bool(refused), bool(refused))
+    assert all(later[-1].split()[1] in said and f"vm.{name} {refused}" in said for said in result.flat)
 
 
 def test_all_values_that_later_files_override_are_named_at_once(node: Node) -> None:

@@ -61,9 +61,7 @@ def test_a_module_that_the_running_kernel_lacks_waits_for_the_next_one(node: Nod
     ("asked", "waits"),
     [("ofed boot-1", True), ("gpu_driver boot-1", True), ("ofed boot-0", False), ("firmware boot-1", False)],
 )
-def test_a_module_that_does_not_fit_the_loaded_drivers_waits_for_the_reboot(
-    node: Node, asked: str, waits: bool
-) -> None:
+def test_a_module_that_does_not_fit_the_drivers_waits_for_the_reboot(node: Node, asked: str, waits: bool) -> None:
     """OFED's ib_umad does not load beside the kernel's own ib_core; if that failed the host, the reboot would never come."""
     node.data = {"kernel_modules": ["ib_umad"], "reboot": {"policy": "allow"}}
     requests = {of(NodeRebootRequests): ["boot-1", f"{asked} installed modules are not the loaded ones "]}

@@ -280,9 +280,7 @@ def test_without_the_key_nothing_stays(node: Node, key: dict[str, Any], tmp_path
 
 
 @pytest.mark.parametrize("said", [True, False, None])
-def test_refused_credentials_are_recognised_whatever_the_reporter_says_of_them(
-    tmp_path: Path, said: bool | None
-) -> None:
+def test_refused_credentials_are_recognised_by_themselves(tmp_path: Path, said: bool | None) -> None:
     if said is not None:
         error = "the API server answers 401: this is only a sentence"
         published.write(tmp_path / "published.json", Published(error=error, refused=said))

@@ -158,9 +158,7 @@ def test_more_labels_than_nfd_reads_are_refused(node: Node) -> None:
 @pytest.mark.parametrize(
     "key", ["node-role.kubernetes.io/gpu", "kubernetes.io/x", "a.k8s.io/x", "a.feature.node.kubernetes.io/x"]
 )
-def test_a_label_that_the_cluster_s_policies_refuse_is_refused_where_the_reporter_publishes(
-    node: Node, key: str
-) -> None:
+def test_a_label_that_the_cluster_s_policies_refuse_is_refused(node: Node, key: str) -> None:
     """With such a label in it, the API server refuses the whole patch of a ready Node."""
     assert policy_refuses(key)
     given = {"policy": {key: "", "example.net/rack": "b7"}}

@@ -296,9 +296,7 @@ def test_the_policy_of_a_nic_replaces_that_of_the_node(host: Node, cluster: Clus
     assert (clean(cluster), OfMachine.machine.asked) == (True, ["rail0"])
 
 
-def test_nics_are_changed_in_the_order_of_the_spec_and_one_that_is_deferred_hinders_no_other(
-    host: Node, cluster: Cluster
-) -> None:
+def test_a_nic_that_is_deferred_hinders_no_other_one(host: Node, cluster: Cluster) -> None:
     OfMachine.machine.waiting["rail1"] = count("rail1", USER.format("web", PCI["rail1"]))
     assert not deploy(host).failed
     assert OfMachine.machine.asked == ["rail0", "rail1"]

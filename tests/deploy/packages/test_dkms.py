@@ -141,9 +141,7 @@ def tree(tmp_path: Path) -> Tree:
 
 @pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("active", [True, False])
-def test_a_build_is_installed_whatever_the_version_of_dkms_makes_of_force(
-    tree: Tree, again: bool, active: bool
-) -> None:
+def test_a_build_is_installed_whatever_dkms_makes_of_force(tree: Tree, again: bool, active: bool) -> None:
     if active:
         tree.active.touch()
     done = tree.build(again)

@@ -116,9 +116,7 @@ RESIGNED = "Import of key(s) didn't help, wrong key(s)?\nPublic key for doca-ofe
         pytest.param(RESIGNED, "are signed with another key", id="nvidia-docker-1417"),
     ],
 )
-def test_a_key_that_rpm_accepts_no_more_or_that_has_changed_is_explained(
-    tmp_path: Path, said: str, remedy: str
-) -> None:
+def test_a_key_that_has_changed_or_is_no_more_accepted_is_explained(tmp_path: Path, said: str, remedy: str) -> None:
     (tmp_path / "said").write_text(said)
     program(tmp_path / "bin/dnf", f"cat {tmp_path}/said >&2; exit 1")
     with pytest.raises(AssertionError) as caught:

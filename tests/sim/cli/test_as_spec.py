@@ -132,9 +132,7 @@ def test_running_irqbalance_is_left_running(kernel: Kernel) -> None:
     assert derived(kernel).irqs.irqbalance == "untouched"
 
 
-def test_a_nic_without_vfs_or_rdma_that_carries_the_default_route_is_taken_only_when_it_is_named(
-    kernel: Kernel,
-) -> None:
+def test_the_nic_of_the_default_route_is_taken_only_when_it_is_named(kernel: Kernel) -> None:
     assert MANAGEMENT not in {nic.select.pci for nic in derived(kernel).nics}
     assert [nic.select.pci for nic in derived(kernel, "eno1").nics] == [MANAGEMENT]
     assert [nic.select.pci for nic in derived(kernel, PF1).nics] == [PF1]

@@ -177,9 +177,7 @@ def key(change: Change) -> tuple[str, str, str]:
     [("channels", "channels"), ("rings", "rings"), ("coalescing", "coalescing"), ("offloads", "feature")],
 )
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.EOPNOTSUPP])
-def test_what_a_driver_refuses_while_its_link_is_down_is_judged_as_it_is_then(
-    node: Node, key: str, word: str, error: int
-) -> None:
+def test_what_is_refused_while_the_link_is_down_is_judged_later(node: Node, key: str, word: str, error: int) -> None:
     """As qlcnic_set_intr_coalesce does."""
     node.kernel.fault = refusing(error, "ethtool", f" {word} ", when=lambda: not node.kernel.netdev(PF).up)
     node.follow({key: SETTINGS[key]})

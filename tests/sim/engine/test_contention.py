@@ -80,13 +80,12 @@ def test_a_change_that_is_undone_too_often_is_left_alone_and_the_node_is_not_rea
     assert "it may be a driver, a script or a person" in condition(result, "Uncontended").message
 
 
-def test_a_change_that_is_undone_once_less_than_the_limit_is_still_written(node: Node) -> None:
-    assert is_ready(contend(node, LIMIT - 1).conditions)
+@pytest.mark.parametrize(("rounds", "every"), [(LIMIT - 1, 10.0), (LIMIT * 3, WINDOW / (LIMIT - 1))])
+def test_a_change_that_is_undone_less_often_than_the_limit_or_seldom_is_still_written(
+    node: Node, rounds: int, every: float
+) -> None:
+    assert is_ready(contend(node, rounds, every).conditions)
     assert node.mtu() == 9000
-
-
-def test_a_change_that_is_undone_seldom_is_still_written(node: Node) -> None:
-    assert is_ready(contend(node, LIMIT * 3, every=WINDOW / (LIMIT - 1)).conditions)
 
 
 def test_values_that_the_agent_itself_exchanges_are_not_contended(node: Node) -> None:

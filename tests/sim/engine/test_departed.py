@@ -143,9 +143,7 @@ def test_passes_for_events_do_not_hasten_a_restoring_that_is_refused(kernel: Ker
     assert 5 <= sum("mtu=1500" in value for _, value in kernel.writes) <= 9
 
 
-def test_a_pf_that_left_is_taken_down_only_once_its_other_values_are_restored(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_a_pf_that_left_goes_down_after_its_other_values_are_restored(kernel: Kernel, originals: Originals) -> None:
     """Without a link a driver may refuse them."""
     follow(kernel, originals, A, B)
     kernel.fault = refusing(errno.EINVAL, "mtu=1500")
@@ -207,9 +205,7 @@ def test_of_a_device_that_must_not_be_touched_nothing_is_read_to_restore_its_val
     assert kernel.writes == []
 
 
-def test_what_was_kept_of_a_device_that_left_is_not_lost_while_a_kind_cannot_be_read(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_what_was_kept_is_not_lost_while_a_kind_cannot_be_read(kernel: Kernel, originals: Originals) -> None:
     entries, flows = "/proc/sys/net/core/rps_sock_flow_entries", f"/sys/class/net/{NAME0}/queues/rx-0/rps_flow_cnt"
 
     def pass_with(nics: list[dict[str, Any]], rfs: bool) -> None:

@@ -326,9 +326,7 @@ def deferred_fields(result: Pass) -> set[str]:
     return {outcome.change.field for outcome in result.outcomes if outcome.result == "deferred"}
 
 
-def test_a_vf_that_is_reset_for_an_attribute_counts_as_away_for_a_moment_unless_it_has_no_driver(
-    kernel: Kernel,
-) -> None:
+def test_a_vf_that_an_attribute_resets_is_disturbed_if_it_has_a_driver(kernel: Kernel) -> None:
     of_ice(kernel)
     settle(kernel, spec())
     kernel.unbind(vf_addresses(kernel.files, PF)[2])

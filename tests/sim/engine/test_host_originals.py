@@ -176,9 +176,7 @@ def pools(kernel: Kernel) -> list[str]:
     return [kernel.files.read(path) for path in POOLS]
 
 
-def test_if_one_numa_nodes_pool_leaves_the_spec_only_that_pool_is_restored(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_only_the_pool_that_leaves_the_spec_is_restored(kernel: Kernel, originals: Originals) -> None:
     follow(kernel, originals, 0.0, hugepages=[ALL])
     follow(kernel, originals, 1000.0, hugepages=[NODE0])
     assert pools(kernel) == ["2", "0"]

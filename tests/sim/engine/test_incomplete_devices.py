@@ -79,9 +79,7 @@ def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> N
     ],
     ids=lambda settings: ",".join(settings),
 )
-def test_an_rdma_device_without_a_netdev_is_not_ready_with_settings_of_one(
-    kernel: Kernel, settings: dict[str, object]
-) -> None:
+def test_an_rdma_device_without_netdev_cannot_have_settings_of_one(kernel: Kernel, settings: dict[str, object]) -> None:
     """AWS's EFA never has a netdev, an InfiniBand function only with ib_ipoib."""
     kernel.lose_netdev(PF0)
     kernel.rdma.add(PF0, "rdmap33s0", None)

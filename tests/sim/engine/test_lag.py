@@ -178,9 +178,7 @@ NO_GUID, FIRST_GUID, SECOND_GUID = "0000:0000:0000:0000", "0200:00ff:fe00:0001",
         ((NO_GUID, None), None),
     ],
 )
-def test_two_ports_are_of_one_card_by_their_system_image_guid_unless_it_is_0(
-    guids: tuple[str | None, ...], bond: str | None
-) -> None:
+def test_two_ports_of_one_system_image_guid_are_of_one_card(guids: tuple[str | None, ...], bond: str | None) -> None:
     kernel = bonded(PASSED_THROUGH)
     for number, (pf, guid) in enumerate(zip(PASSED_THROUGH, guids, strict=True)):
         if guid is not None:

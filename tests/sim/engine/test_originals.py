@@ -69,9 +69,7 @@ def test_vfs_and_their_macs_are_not_removed(kernel: Kernel, originals: Originals
     assert [vf.mac for vf in after.vfs] == [vf.mac for vf in before.vfs]
 
 
-def test_a_vf_that_is_bound_again_for_its_mac_gets_back_what_its_netdev_had(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_a_vf_that_is_bound_again_for_its_mac_has_its_values_again(kernel: Kernel, originals: Originals) -> None:
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, up=True)
     kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
     vf = vf_addresses(kernel.files, PF0)[0]
@@ -220,9 +218,7 @@ def test_settings_of_the_host_stay_when_a_device_leaves_the_spec(full_node: Kern
     assert [full_node.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)] == changed
 
 
-def test_while_a_function_cannot_be_read_no_device_counts_as_removed_from_the_spec(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_while_a_function_cannot_be_read_no_device_has_left_the_spec(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(mtu=9000), originals)
     second = {"name": "rail1", "select": {"netdev": "enp65s0"}, "mtu": 9000}
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/vendor")
@@ -274,9 +270,7 @@ def test_a_value_that_the_device_does_not_support_now_is_restored_once_it_does(
     assert kernel.ethtool.settings("channels", kernel.netdev(PF0).ifindex)["combined"].value == 4
 
 
-def test_after_a_refused_write_the_value_before_it_is_restored_when_it_leaves_the_spec(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_after_a_refused_write_the_value_before_it_is_restored(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, one({"mtu": 9000}), originals)
     kernel.fault = refusing(errno.EBUSY, "mtu=4000")
     passes.settle(kernel, one({"mtu": 4000}), originals=originals)

@@ -160,9 +160,7 @@ def test_values_that_a_write_brought_back_stay_forgotten_after_a_restart(node: N
     assert node.kernel.netdev(PF0).mtu == 9000, "an operator has set it since: there is nothing to restore"
 
 
-def test_if_originals_cannot_be_written_repairs_go_on_and_it_is_reported(
-    node: Node, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_if_originals_cannot_be_written_that_is_reported(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.follow(NO_VALUES)
     capsys.readouterr()
     with no_file_larger_than(0):

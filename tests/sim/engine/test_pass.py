@@ -70,9 +70,7 @@ def test_a_pass_says_what_it_reads_next(kernel: Kernel) -> None:
     assert said == [("devices", "read"), *KINDS, ("probes", "read")]
 
 
-def test_a_pass_also_says_what_it_reads_for_a_device_that_has_left_the_spec(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_a_pass_also_says_what_it_reads_of_a_device_that_left(kernel: Kernel, originals: Originals) -> None:
     said: list[tuple[str, str]] = []
     settle(kernel, BOTH, originals=originals)
     doing = Callbacks(doing=lambda what, mode: said.append((what, mode)))
@@ -113,9 +111,7 @@ def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
 
 
 @pytest.mark.parametrize(("scope", "seen"), [({own(PF0)}, False), ({own(PF0), PF0}, True), ({PF0}, True)])
-def test_another_device_at_an_address_is_seen_after_an_event_of_the_function(
-    kernel: Kernel, scope: set[str], seen: bool
-) -> None:
+def test_another_device_at_an_address_is_seen_after_an_event(kernel: Kernel, scope: set[str], seen: bool) -> None:
     """A netdev's event says nothing of the device, so what its device keeps for life is not read again."""
     last = settle(kernel, BOTH)
     kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/vendor", "0x15b3")
@@ -175,9 +171,7 @@ def test_a_nic_is_found_by_its_serial_number_in_each_kind_of_reading(kernel: Ker
         assert mtus(kernel, PF0) == [9000]
 
 
-def test_a_device_that_left_the_spec_gets_its_values_back_in_the_next_full_pass(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_a_device_that_left_gets_its_values_back_in_a_full_pass(kernel: Kernel, originals: Originals) -> None:
     left = spec_of(nic(PF0))
     settle(kernel, BOTH, originals=originals)
     kernel.routed.add("enp65s0")

@@ -54,29 +54,22 @@ def of_vfio(kernel: Kernel) -> str:
 @pytest.mark.parametrize(
     ("bound", "node"),
     [
-        *(("vfio-pci", node) for node in ("{group}", "noiommu-{group}")),
-        pytest.param("vfio-pci", "devices/vfio3", id="kubevirt-enhancements-267"),
-        ("mlx5_vfio_pci", "{group}"),
+        *(("vfio-pci", node) for node in ("vfio/{group}", "vfio/noiommu-{group}")),
+        pytest.param("vfio-pci", "vfio/devices/vfio3", id="kubevirt-enhancements-267"),
+        ("mlx5_vfio_pci", "vfio/{group}"),
+        *((driver, "uio0") for driver in ("uio_pci_generic", "igb_uio")),
     ],
 )
 def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio: str, bound: str, node: str) -> None:
+    """Or a process, as of DPDK."""
     folder = f"/sys/bus/pci/devices/{of_vfio}"
     kernel.set_driver(of_vfio, bound)
-    kernel.tree.folder(f"{folder}/vfio-dev/vfio3")
+    kernel.tree.folder(f"{folder}/uio/uio0" if "uio" in bound else f"{folder}/vfio-dev/vfio3")
     assert owning(kernel) == {}
-    kernel.host.open[f"/dev/vfio/{node.format(group=kernel.files.target(f'{folder}/iommu_group'))}"] = (
+    kernel.host.open[f"/dev/{node.format(group=kernel.files.target(f'{folder}/iommu_group'))}"] = (
         VIRTUAL_MACHINE.name,
     )
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
-
-
-@pytest.mark.parametrize("bound", ["uio_pci_generic", "igb_uio"])
-def test_a_process_owns_the_vf_that_it_has_open_by_uio(kernel: Kernel, of_vfio: str, bound: str) -> None:
-    kernel.set_driver(of_vfio, bound)
-    kernel.tree.folder(f"/sys/bus/pci/devices/{of_vfio}/uio/uio0")
-    assert owning(kernel) == {}
-    kernel.host.open["/dev/uio0"] = ("dpdk-testpmd (pid 7)",)
-    assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (User("dpdk-testpmd (pid 7)", owns=True),)}
 
 
 @pytest.mark.parametrize(("bound", "found"), [("pciback", (User("Xen's pciback", owns=True),)), ("pci-stub", ())])
@@ -203,10 +196,14 @@ def test_a_connection_to_a_service_of_ipvs_uses_the_nic_to_its_server(
     assert of_pf(routed) == ([("kubelet (pid 7)", f"{peer}:443")] if users else [])
 
 
-def test_a_connection_uses_the_nic_that_has_its_address_also_if_another_one_sends_it(routed: Kernel) -> None:
-    """Both are on one network: the peer's packets come in by this one."""
-    routed.servers["10.20.0.10"] = "enp65s0"
-    routed.connect("10.20.0.5:22", "10.20.0.10:51234", "sshd (pid 812)")
+@pytest.mark.parametrize("vrf", [False, True])
+def test_a_connection_uses_the_nic_that_has_its_address(routed: Kernel, vrf: bool) -> None:
+    """Also if another one sends it: both are on one network, and the peer's packets come in by this one."""
+    if vrf:
+        routed.enslave(PF, "vrf0", "vrf")
+    else:
+        routed.servers["10.20.0.10"] = "enp65s0"
+    routed.connect("10.20.0.5:22", "10.20.0.10:51234", "sshd (pid 812)", bound=90 if vrf else 0)
     assert of_pf(routed) == [("sshd (pid 812)", "10.20.0.10:51234")]
 
 
@@ -233,12 +230,6 @@ def test_a_connection_that_is_bound_to_a_netdev_uses_that_one(routed: Kernel, bo
     routed.connect("fe80::7:40000", "fe80::9:4420", bound=index)
     routed.connect("10.30.0.5:40000", "10.20.0.9:4420", bound=index)
     assert of_pf(routed) == ([("a connection with 10.20.0.9:4420 and others", "")] if uses else [])
-
-
-def test_a_connection_in_a_vrf_uses_the_nic_that_has_its_address(routed: Kernel) -> None:
-    routed.enslave(PF, "vrf0", "vrf")
-    routed.connect("10.20.0.5:22", "10.20.0.10:51234", "sshd (pid 812)", bound=90)
-    assert of_pf(routed) == [("sshd (pid 812)", "10.20.0.10:51234")]
 
 
 def test_the_users_of_many_connections_are_named_once_each(routed: Kernel) -> None:
@@ -296,9 +287,7 @@ def test_a_virtual_machine_owns_the_vf_whose_vdpa_device_it_has_open(kernel: Ker
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
 
 
-def test_a_virtual_machine_with_the_vdpa_device_of_a_subfunction_uses_the_function_and_does_not_own_it(
-    kernel: Kernel,
-) -> None:
+def test_a_virtual_machine_with_vdpa_of_a_subfunction_uses_the_function(kernel: Kernel) -> None:
     kernel.tree.folder("/sys/bus/auxiliary/devices/mlx5_core.sf.4")
     put_vdpa(kernel, f"{PF}/mlx5_core.sf.4", "vdpa0")
     kernel.host.open["/dev/vhost-vdpa-3"] = (VIRTUAL_MACHINE.name,)

@@ -305,9 +305,7 @@ def test_a_prefix_length_that_waits_for_a_user_does_not_make_unready(kernel: Ker
     assert own_addresses(kernel, PF0) == ("fd00::7/80",)
 
 
-def test_an_address_of_others_stays_although_the_kernel_would_remove_it_with_the_spec_s(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_an_address_of_others_stays_when_the_spec_s_leaves(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(["192.0.2.1/24"]), originals)
     kernel.netlink.add_address(index(kernel, PF0), "192.0.2.50/24")
     settle(kernel, spec(), originals)

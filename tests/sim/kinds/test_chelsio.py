@@ -32,9 +32,7 @@ def settle(kernel: Kernel, pf: str = PF, **nic: object) -> Pass:
     return passes.settle(kernel, spec)
 
 
-def test_a_pf_without_netdev_gets_its_vfs_and_configures_them_by_the_netdev_that_comes_with_them(
-    kernel: Kernel,
-) -> None:
+def test_a_pf_without_netdev_configures_its_vfs_by_the_one_they_bring(kernel: Kernel) -> None:
     vfs = {"count": 2, "groups": [{"index": "1", "mac": "02:00:00:00:0a:01", "vlan": 7}]}
     result = settle(kernel, vfs=vfs)
     assert is_ready(result.conditions), result.conditions
@@ -63,9 +61,7 @@ def test_a_setting_of_a_netdev_is_refused_for_such_a_pf(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("ports", ["enp4s0f4", "uplink"])
-def test_a_vf_that_a_pod_has_renamed_gets_the_name_that_the_rule_of_the_card_s_ports_gives(
-    kernel: Kernel, ports: str
-) -> None:
+def test_a_vf_that_a_pod_has_renamed_is_named_by_the_rule_of_the_ports(kernel: Kernel, ports: str) -> None:
     """The netdev by which the VFs are configured is named by the driver, and shows no rule."""
     settle(kernel, vfs={"count": 2})
     vf = vf_addresses(kernel.files, PF)[1]

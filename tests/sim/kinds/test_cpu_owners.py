@@ -84,9 +84,7 @@ def masks(kernel: Kernel, kind: str, under: str = "") -> frozenset[int]:
 
 
 @pytest.mark.parametrize("version", FORMATS)
-def test_interrupts_and_masks_leave_the_cpus_of_a_pod_that_starts_and_come_back_when_it_ends(
-    kernel: Kernel, version: str
-) -> None:
+def test_interrupts_and_masks_leave_the_cpus_of_a_pod_while_it_runs(kernel: Kernel, version: str) -> None:
     kernel.add_virtual("veth1")
     wanted = spec(rps={"enable": True, "netdevs": [{"match": "veth*"}]})
     result = settle(kernel, wanted)

@@ -71,9 +71,7 @@ def minute(
     return settle(kernel, wanted or spec(), last, callbacks=callbacks)
 
 
-def test_a_queue_leaves_a_busy_cpu_and_the_node_stays_ready_and_that_is_no_drift(
-    kernel: Kernel, tmp_path: Path
-) -> None:
+def test_a_queue_leaves_a_busy_cpu_and_that_is_no_drift(kernel: Kernel, tmp_path: Path) -> None:
     records, announced = PassRecords.kept(tmp_path, tmp_path), list[object]()
 
     def record(result: Pass) -> None:

@@ -226,9 +226,7 @@ def test_a_queue_on_a_full_cpu_is_never_sent_to_another_full_one(kernel: Kernel)
     assert not dry_run(machine, spec()).changes
 
 
-def test_if_all_cpus_are_full_an_interrupt_of_theirs_may_stay_and_others_wait_for_the_first_vector(
-    kernel: Kernel,
-) -> None:
+def test_if_all_cpus_are_full_interrupts_wait_for_the_first_vector(kernel: Kernel) -> None:
     kernel.interrupts.vectors = dict.fromkeys(range(4), 2)
     failures, time = Failures(), iter(range(0, 100000, 400))
     machine = kernel.machine()

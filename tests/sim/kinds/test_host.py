@@ -123,9 +123,7 @@ def test_what_an_administrator_writes_instead_of_a_value_that_the_kernel_refuses
         ("net.netfilter.nf_conntrack_max", "load the module that provides net.netfilter.nf_conntrack_max, or take"),
     ],
 )
-def test_a_sysctl_that_this_kernel_lacks_is_unsupported_after_its_grace_period(
-    kernel: Kernel, name: str, remedy: str
-) -> None:
+def test_a_sysctl_that_this_kernel_lacks_is_unsupported_later(kernel: Kernel, name: str, remedy: str) -> None:
     failures, wanted = Failures(), {name: "2"}
     assert only(settle(kernel, sysctls=wanted, failures=failures), "sysctls").result == "blocked"
     assert failures.next_try() == 5.0
@@ -171,9 +169,7 @@ def test_a_module_s_number_may_have_any_base(kernel: Kernel) -> None:
     assert [path for path, _ in kernel.writes if "io_timeout" in path] == []
 
 
-def test_a_parameter_that_is_taken_only_at_loading_waits_for_a_reload_even_if_a_reboot_is_allowed(
-    kernel: Kernel,
-) -> None:
+def test_a_parameter_that_is_taken_only_at_loading_waits_for_a_reload(kernel: Kernel) -> None:
     wanted = {"ib_core": {"netns_mode": "N"}}
     for allow, result in (("vf-reset", "deferred"), ("reboot", "unsupported")):
         last_pass = settle(kernel, module_parameters=wanted, disruption={"allow": allow})

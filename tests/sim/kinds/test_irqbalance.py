@@ -43,13 +43,17 @@ def test_the_wanted_functions_are_listed_and_irqbalance_notified_before_interrup
         (("irqbalance", "-f", "-l", SCRIPT), True),
         (("irqbalance", "--foreground"), False),
         ((*WITH_OURS, "--policyscript=/etc/other"), False),
+        ((), True),
     ],
 )
 def test_an_irqbalance_without_our_script_makes_the_node_not_ready(
     kernel: Kernel, command: tuple[str, ...], ready: bool
 ) -> None:
+    """While none runs, the list is kept for its start."""
+    kernel.host.processes = {"irqbalance"} if command else set()
     kernel.host.command_lines["irqbalance"] = command
     result = settle(kernel, spec())
+    assert kernel.files.read(LIST) == f"{PF}\n"
     assert is_ready(result.conditions) == ready
     assert {c.reason for c in result.conditions if c.status == "False" and c.severity == "required"} == (
         set() if ready else {"IrqbalanceUnbanned"}
@@ -63,12 +67,6 @@ def test_a_nic_that_cannot_be_read_stays_on_the_list(kernel: Kernel) -> None:
     kernel.host.hung_up.clear()
     assert "DeviceUnreadable" in {each.reason for each in settle(kernel, spec()).conditions}
     assert (kernel.files.read(LIST), kernel.host.hung_up) == (f"{PF}\n", [])
-
-
-def test_while_irqbalance_does_not_run_the_list_is_kept_for_its_start(kernel: Kernel) -> None:
-    kernel.host.processes.clear()
-    assert is_ready(settle(kernel, spec()).conditions)
-    assert kernel.files.read(LIST) == f"{PF}\n"
 
 
 def test_another_policy_keeps_no_list(kernel: Kernel) -> None:

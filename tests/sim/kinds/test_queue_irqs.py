@@ -37,9 +37,22 @@ def test_interrupts_whose_names_say_nothing_are_placed_as_the_kernel_knows_them(
     assert len({*queues}) == 3, "each on a CPU of its own"
 
 
-def test_the_kernel_is_right_where_a_name_says_another_queue(kernel: Kernel) -> None:
-    irqs = requested(kernel, ["enp33s0-TxRx-1", "enp33s0-TxRx-0"], (0, 0), (1, 1))
-    assert [(irq.role, irq.queue, irq.linked) for irq in irqs] == [("txrx", 0, True), ("txrx", 1, True)]
+@pytest.mark.parametrize(
+    ("names", "queues", "irqs"),
+    [
+        (["-TxRx-1", "-TxRx-0"], [(0, 0), (1, 1)], [("txrx-0", True), ("txrx-1", True)]),
+        (
+            ["", "-TxRx-0", "-TxRx-1"],
+            [None, (0, 0), None],
+            [("management-0", False), ("txrx-0", True), ("txrx-1", False)],
+        ),
+    ],
+)
+def test_the_kernel_is_right_and_where_it_knows_nothing_the_name(
+    kernel: Kernel, names: list[str], queues: list[tuple[int, int] | None], irqs: list[tuple[str, bool]]
+) -> None:
+    found = requested(kernel, [f"enp33s0{name}" for name in names], *queues)
+    assert [(irq.name, irq.linked) for irq in found] == irqs
 
 
 def test_a_receive_and_a_transmit_interrupt_of_one_number_share_a_cpu(kernel: Kernel) -> None:
@@ -49,11 +62,6 @@ def test_a_receive_and_a_transmit_interrupt_of_one_number_share_a_cpu(kernel: Ke
     first, second, third, fourth = cpus_of(kernel)
     assert (first, third) == (second, fourth)
     assert first != third
-
-
-def test_an_interrupt_of_which_the_kernel_knows_nothing_is_what_its_name_says(kernel: Kernel) -> None:
-    irqs = requested(kernel, ["enp33s0", "enp33s0-TxRx-0", "enp33s0-TxRx-1"], None, (0, 0), None)
-    assert [(irq.name, irq.linked) for irq in irqs] == [("management-0", False), ("txrx-0", True), ("txrx-1", False)]
 
 
 def test_a_netdev_in_another_namespace_has_the_queues_of_its_names(kernel: Kernel) -> None:

@@ -154,9 +154,7 @@ def test_rails_move_in_one_spec(
     assert tables(kernel) == {479100 + nic["rail"]: {nic["select"]["pci"]} for nic in after if "rail" in nic}
 
 
-def test_the_rules_of_a_rail_without_its_nic_stay_until_the_rail_leaves_the_spec(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_the_rules_of_a_rail_without_its_nic_stay(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
     kernel.remove_nic(PF0)
     run(kernel, spec_of(rail(5, FIVE, pci=PF0)), originals)
@@ -174,9 +172,7 @@ def test_a_rule_of_others_stays(kernel: Kernel, originals: Originals) -> None:
     assert rules(kernel) == {("10.5.0.7", 479105)}
 
 
-def test_an_address_that_others_have_moved_to_a_netdev_is_not_taken_for_the_agent_s(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_an_address_that_others_have_moved_is_not_the_agent_s(kernel: Kernel, originals: Originals) -> None:
     wanted = spec_of(rail(5, FIVE, pci=PF0))
     settle(kernel, wanted, originals)
     kernel.netlink.remove_address(kernel.netdev(PF0).ifindex, "10.5.0.7/16")

@@ -87,9 +87,7 @@ def test_a_vf_whose_way_to_vfio_ended_half_way_stays_with_the_network_driver_if_
         assert (driver(kernel.files, address(kernel, 1)), override(kernel)) == ("igbvf", "(null)")
 
 
-def test_a_vf_bound_again_for_its_address_keeps_its_driver_and_an_override_that_another_program_set(
-    kernel: Kernel,
-) -> None:
+def test_a_vf_bound_again_for_its_address_keeps_driver_and_override(kernel: Kernel) -> None:
     """`driverctl --noprobe` and an operator set an override for the next time that the VF is bound."""
     for theirs in ("igbvf", VFIO):
         for mac in MACS:

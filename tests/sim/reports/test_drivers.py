@@ -101,9 +101,7 @@ def test_a_slot_that_is_slower_than_its_card_only_warns() -> None:
         ("rx_frames", errno.EINVAL, "failed"),
     ],
 )
-def test_a_setting_that_a_driver_does_not_know_is_said_to_be_unsupported(
-    node: Node, name: str, number: int, result: str
-) -> None:
+def test_a_setting_that_a_driver_does_not_know_is_unsupported(node: Node, name: str, number: int, result: str) -> None:
     """Some drivers answer with a number that only the kernel knows (ENOTSUPP)."""
     node.kernel.fault = refusing(number, "ethtool", name)
     made = node.follow({"coalescing": {name: 1 if name == "rx_frames" else True}})

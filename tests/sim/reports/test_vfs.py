@@ -234,9 +234,7 @@ def test_a_rate_that_the_driver_does_not_know_is_named(node: Node, rates: dict[s
         pytest.param("102", True, id="kubevirt-11412"),
     ],
 )
-def test_a_group_of_the_boot_before_is_no_user_unless_another_vf_has_its_number(
-    node: Node, group: str, waits: bool
-) -> None:
+def test_a_group_of_the_boot_before_is_a_user_only_by_its_number(node: Node, group: str, waits: bool) -> None:
     """The kubelet remembers the devices of a pod over a reboot, which numbers the groups anew."""
     node.follow({"vfs": {"count": 4, "defaults": {"driver": "vfio-pci"}}})
     node.kernel.host.allocated = {group: POD}

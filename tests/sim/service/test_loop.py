@@ -168,9 +168,7 @@ def test_while_a_new_spec_waits_for_users_the_node_is_judged_by_the_spec_before(
     assert not waits.up_to_date
 
 
-def test_a_client_is_told_of_each_nic_and_has_only_the_change_made_that_it_names(
-    node: Node, worker: Worker, tmp_path: Path
-) -> None:
+def test_a_client_has_only_the_change_made_that_it_names(node: Node, worker: Worker, tmp_path: Path) -> None:
     for pf in (PF0, PF1):
         node.kernel.files.write(f"/sys/bus/pci/devices/{pf}/sriov_numvfs", "2")
     out = worker(both(9000).replace('"mtu": 9000', '"mtu": 9000, "vfs": {"count": 3}, "disruption": {"allow": "none"}'))

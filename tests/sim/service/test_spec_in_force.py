@@ -212,9 +212,7 @@ def observing(count: int) -> NodeSpec:
 
 
 @pytest.mark.parametrize("crashed", [None, "the worker died, 3 times in a row"])
-def test_in_mode_observe_the_verified_spec_does_not_come_back_if_passes_crash(
-    agent: Agent, crashed: str | None
-) -> None:
+def test_in_mode_observe_a_crash_brings_no_verified_spec_back(agent: Agent, crashed: str | None) -> None:
     """The agent would write to a node that it should only look at."""
     agent.give(observing(5))
     assert not agent.in_force.gives_up_crashing("a fault")
@@ -224,9 +222,7 @@ def test_in_mode_observe_the_verified_spec_does_not_come_back_if_passes_crash(
 
 
 @pytest.mark.parametrize("text", ["{", None], ids=["unparsable", "absent"])
-def test_after_a_restart_in_mode_observe_a_refused_file_leaves_the_agent_observing(
-    agent: Agent, text: str | None
-) -> None:
+def test_in_mode_observe_a_refused_file_leaves_the_agent_observing(agent: Agent, text: str | None) -> None:
     agent.give(observing(5))
     agent.look()
     agent.file.unlink() if text is None else agent.file.write_text(text)

@@ -205,9 +205,7 @@ def test_a_new_spec_for_a_nic_that_cannot_be_checked_is_refused_until_it_can(
 
 
 @pytest.mark.parametrize("hung_before", ["", "left alone", "tried again"])
-def test_the_other_devices_do_not_alternate_between_two_specs_while_a_write_hangs_at_each_try(
-    agent: Agent, hung_before: str
-) -> None:
+def test_other_devices_keep_one_spec_while_a_write_hangs_at_each_try(agent: Agent, hung_before: str) -> None:
     """A spec is not to blame for a device that hung when it came, also if a worker is just trying that device again."""
     agent.give(two(3, 1500))
     agent.look()
@@ -267,9 +265,7 @@ def test_what_fails_on_a_nic_that_is_not_required_is_no_fault_of_a_new_spec(agen
     assert (agent.in_force.spec, agent.in_force.refusal) == (given, "")
 
 
-def test_a_spec_with_which_the_node_is_ready_although_a_part_waits_is_tried_no_longer_and_not_verified(
-    agent: Agent,
-) -> None:
+def test_a_spec_of_which_a_part_waits_is_no_more_tried_and_not_verified(agent: Agent) -> None:
     """A failure that comes later is not the spec's fault. Nor can the node return to this spec: a part of it was never made."""
     agent.give(two(3, 1500))
     agent.look()

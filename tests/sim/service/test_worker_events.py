@@ -152,9 +152,7 @@ def test_an_event_that_a_pass_turns_out_to_have_answered_waits_no_longer(
     soon(lambda: not view.waits() or None, "answer", BEFORE_A_RESYNC)
 
 
-def test_after_an_event_about_a_device_outside_the_spec_the_worker_sleeps(
-    announced: Announced, worker: Worker, view: View
-) -> None:
+def test_after_an_event_outside_the_spec_the_worker_sleeps(announced: Announced, worker: Worker, view: View) -> None:
     worker(one(9000)).until(lambda report: report.ready)
     soon(lambda: sleeps(view), "sleep before it", 60.0)
     before = view.last()

@@ -153,9 +153,7 @@ def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixtu
     assert last == "1 of 3 nodes are ready"
 
 
-def test_nodes_that_are_shut_out_are_named_with_the_reason_also_without_a_node(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_who_is_shut_out_is_named_also_without_a_node(capsys: pytest.CaptureFixture[str]) -> None:
     shut_out = {"gone": "its disk was stolen", "a": "\x1b[2Jmalware"}
     print_nodes([standing("a", node("a"), lease(), NOW)], NOW, others=0, shut_out=shut_out)
     *_, counted, first, second = capsys.readouterr().out.splitlines()

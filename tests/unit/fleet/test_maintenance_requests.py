@@ -216,9 +216,7 @@ def test_a_node_that_somebody_has_uncordoned_since_is_drained_again_and_uncordon
 @pytest.mark.parametrize(
     ("answer", "why"), [(LOGIN, "gives no answer of an API server"), (FIREWALL, "which may be no API server")]
 )
-def test_an_answer_that_is_no_json_undoes_the_drain_and_begins_no_other_node(
-    serve: Serve, answer: tuple[int, str], why: str
-) -> None:
+def test_an_answer_that_is_no_json_undoes_the_drain(serve: Serve, answer: tuple[int, str], why: str) -> None:
     script, maintenance = serve({PODS: [answer]})
     results = maintenance.run(["a", "b"], 1)
     assert (results["a"][0], why in results["a"][1], results["b"][0]) == ("undone", True, "not started")

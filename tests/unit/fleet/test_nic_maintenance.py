@@ -303,9 +303,7 @@ OF_EARLIER_VERSION = {"by": "first", "since": "2025", "step": "apply", "cordoned
 
 
 @pytest.mark.parametrize("record", ["", json.dumps(OF_EARLIER_VERSION), "of a later version"])
-def test_a_sweep_leaves_the_rules_of_a_maintenance_that_is_recorded_by_whatever_version(
-    fleet: Fleet, record: str
-) -> None:
+def test_a_sweep_leaves_the_rules_of_a_recorded_maintenance(fleet: Fleet, record: str) -> None:
     fails_to_apply(fleet)
     if record:
         fleet.cluster.nodes["a"]["metadata"]["annotations"] = {names.MAINTENANCE: record}

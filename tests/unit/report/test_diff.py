@@ -86,7 +86,5 @@ def test_a_restored_original_is_marked() -> None:
         ),
     ],
 )
-def test_the_summary_counts_changes_their_disruption_and_whom_they_disturb(
-    changes: tuple[Change, ...], text: str
-) -> None:
+def test_the_summary_counts_changes_and_whom_they_disturb(changes: tuple[Change, ...], text: str) -> None:
     assert summary(changes) == text

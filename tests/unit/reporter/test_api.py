@@ -133,9 +133,7 @@ def test_name_servers_that_do_not_answer_do_not_hold_a_request(tmp_path: Path, m
 
 @pytest.mark.parametrize("method", ["GET", "PATCH", "POST"])
 @pytest.mark.parametrize("ends", ENDINGS)
-def test_a_request_on_a_connection_that_was_ended_while_idle_is_tried_again(
-    tmp_path: Path, ends: str, method: str
-) -> None:
+def test_a_request_on_a_connection_that_has_ended_is_tried_again(tmp_path: Path, ends: str, method: str) -> None:
     idle, ended = threading.Event(), threading.Event()
 
     def end(connection: ssl.SSLSocket) -> None:
@@ -191,9 +189,7 @@ def silent_address(port: int) -> Iterator[str]:
 
 
 @pytest.mark.slow  # what is left for the second address must be enough on a busy machine
-def test_an_api_server_that_answers_nothing_leaves_time_for_the_next_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_api_server_that_is_silent_leaves_time_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 20.0)
     with api_server(tmp_path, lists) as (url, authority):
         port = urlsplit(url).port or 0

@@ -48,9 +48,7 @@ def test_a_change_by_somebody_else_does_not_delay_the_taint(ready: Running) -> N
 
 
 @pytest.mark.parametrize("times", [1, 2, 5])
-def test_the_condition_waits_for_a_taint_that_is_refused_once_and_not_for_one_that_always_is(
-    ready: Running, times: int
-) -> None:
+def test_the_condition_waits_only_for_a_taint_that_may_come(ready: Running, times: int) -> None:
     reporter, cluster, clocks = ready
     say(reporter, UNREADY)
     cluster.refusing = {"n1": 403, "status": 403}

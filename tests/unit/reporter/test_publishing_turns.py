@@ -101,9 +101,7 @@ def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(running:
 
 @pytest.mark.parametrize("what", ["n1", "status", "lease"])
 @pytest.mark.parametrize("status", [400, 403, 404, 409, 422, 500])
-def test_the_node_is_read_again_if_a_refusal_shows_that_it_has_changed(
-    running: Running, what: str, status: int
-) -> None:
+def test_the_node_is_read_again_if_a_refusal_shows_a_change(running: Running, what: str, status: int) -> None:
     without_a_taint(running)
     reporter, cluster, _ = running
     cluster.refusing[what] = status

@@ -251,9 +251,7 @@ def test_rules_that_somebody_has_deleted_come_back_and_are_not_fought_for(node: 
 
 
 @pytest.mark.parametrize("status", [None, 409, 500, 503])
-def test_an_outage_in_the_middle_leaves_no_device_untainted_and_none_tainted_for_ever(
-    node: Running, status: int | None
-) -> None:
+def test_an_outage_leaves_no_device_untainted_or_tainted_for_ever(node: Running, status: int | None) -> None:
     node.says(RAIL0, RAIL1)
     for nics, tainted in (((BAD0, RAIL1), ALL_OF_RAIL0), ((RAIL0, RAIL1), set())):
         say(node.reporter, evolve(REPORT, nics=nics))
@@ -284,9 +282,7 @@ def test_a_write_whose_answer_is_lost_makes_no_second_rule(node: Running) -> Non
     assert node.dra.tainted == ALL_OF_RAIL0
 
 
-def test_with_a_new_policy_no_device_is_ever_without_a_rule_and_a_raised_effect_stays_if_it_is_allowed(
-    node: Running,
-) -> None:
+def test_with_a_new_policy_no_device_is_ever_without_a_rule(node: Running) -> None:
     node.says(RAIL0, BAD1)
     for policy in (Quarantine("None"), Quarantine(evict_after=600)):
         node.follows(policy)

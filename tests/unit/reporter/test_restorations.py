@@ -32,9 +32,7 @@ def written(reporter: Publication, cluster: Cluster, turns: int) -> list[str]:
 
 
 @pytest.mark.parametrize("report", [REPORT, UNREADY], ids=["ready", "not ready"])
-def test_what_somebody_changes_again_and_again_is_written_at_most_once_a_minute(
-    running: Running, report: Report
-) -> None:
+def test_what_others_change_is_written_at_most_once_a_minute(running: Running, report: Report) -> None:
     reporter, cluster, clocks = running
     say(reporter, report)
     assert written(reporter, cluster, 100) == ["n1"] * (1 + AT_ONCE) + ["status"] * (1 + AT_ONCE)

@@ -190,9 +190,7 @@ def wait_for_rail1(agent: Agent) -> Report:
     )
 
 
-def test_a_device_that_hangs_is_avoided_while_the_others_are_converged_and_is_tried_again(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_device_that_hangs_is_avoided_and_tried_again(start: Start, tmp_path: Path) -> None:
     hanging = tmp_path / "hanging"
     os.mkfifo(hanging)
     agent = start(hanging)

@@ -119,9 +119,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         worker.view.close()
 
 
-def test_the_worker_reports_only_on_standard_output_and_ends_with_its_standard_input(
-    start: Start, tmp_path: Path
-) -> None:
+def test_the_worker_reports_on_standard_output_alone_and_ends_with_its_input(start: Start, tmp_path: Path) -> None:
     worker = start(vfs={"count": 3})
     assert worker.said() == {"serving": True}
     announced = worker.until(lambda report: bool(report.announcement))
