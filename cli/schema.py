@@ -65,11 +65,11 @@ WHOLE: Mapping[type, Schema] = {
 }
 
 
-def schema(record: type = NodeSpec) -> Schema:
-    """The schema of a record; the records in its fields are in ``$defs``."""
+def schema() -> Schema:
+    """The schema of the spec; the records in its fields are in ``$defs``."""
     definitions: dict[str, Schema] = {}
-    root = _record(record, definitions)
-    return {"$schema": DIALECT, "title": record.__name__, **root, "$defs": dict(sorted(definitions.items()))}
+    root = _record(NodeSpec, definitions)
+    return {"$schema": DIALECT, "title": NodeSpec.__name__, **root, "$defs": dict(sorted(definitions.items()))}
 
 
 def _record(record: type, definitions: dict[str, Schema]) -> Schema:

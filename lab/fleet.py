@@ -56,9 +56,9 @@ def up(name: str | None = None, count: int | None = None) -> bool:
         return True
 
 
-def down(name: str | None = None) -> bool:
+def down() -> bool:
     """Stop the nodes and delete their disks. Returns whether there was anything to delete."""
-    lab = instance.named(name)
+    lab = instance.named()
     with lab.lock():
         # This must work with a damaged or missing plan, too: it is the remedy for both.
         ports = {machine.name: 0 for machine in ALL_MACHINES}
