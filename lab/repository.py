@@ -21,7 +21,6 @@ import attrs
 
 from lab import cache, host
 from lab.command import run
-from lab.lock import exclusive
 
 HOST = "10.0.2.2"
 """The address at which the nodes reach this host's loopback, by QEMU's user networking."""
@@ -140,24 +139,17 @@ def ensure(name: str, inputs: Iterable[bytes], build: Callable[[Path], object]) 
 
 
 def cached(name: str, inputs: Iterable[bytes], make: Callable[[Path], object]) -> Path:
-    """A folder of the cache. It is made first if it is not there; a half-made folder is deleted."""
+    """A folder of the cache, made by the host's packages, and again if its inputs change."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for part in inputs:
         digest.update(hashlib.sha256(part).digest())
     folder = cache.home() / f"{name}-{digest.hexdigest()[:16]}"
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.parent / f"{name}.lock", f"another build of {name} is under way"):
-        # The command that held the lock may have made it.
-        if not folder.exists():
-            host.ensure_packages()
-            work = folder.with_name(f"{name}.building")
-            shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
-            make(work)
-            work.rename(folder)
-    return folder
+
+    def with_packages(work: Path) -> None:
+        host.ensure_packages()
+        make(work)
+
+    return cache.made(folder, with_packages, name, f"{name}.lock")
 
 
 def sign(folder: Path) -> None:

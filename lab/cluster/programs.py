@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from lab.command import run
 from lab.errors import LabError
 from lab.go import go_programs
 from lab.go.go_programs import Build
-from lab.lock import exclusive
 from lab.progress import step
 
 HERE = Path(__file__).parent / "go"
@@ -259,20 +257,12 @@ def found_in(folder: Path) -> dict[str, str]:
 
 
 def _unpacked(name: str, package: str, packages: Callable[[apt.Apt], list[str]]) -> Path:
-    folder = cache.home() / "debian" / name
-    if folder.exists():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(folder.parent / "lock", "another command is fetching packages of Debian"):
-        if not folder.exists():
-            new = folder.with_name(f"{folder.name}.new")
-            shutil.rmtree(new, ignore_errors=True)
-            new.mkdir()
-            with step(f"fetching Debian's {package}", usual_s=15), apt.throwaway(apt.host_sources()) as ours:
-                # apt always downloads into the working directory.
-                run(["env", "-C", new, "apt-get", *ours.options(), "-q", "download", *packages(ours)])
-                for deb in sorted(new.glob("*.deb")):
-                    run(["dpkg-deb", "-x", deb, new])
-                    deb.unlink()
-            new.rename(folder)
-    return folder
+    def fetch(folder: Path) -> None:
+        with step(f"fetching Debian's {package}", usual_s=15), apt.throwaway(apt.host_sources()) as ours:
+            # apt always downloads into the working directory.
+            run(["env", "-C", folder, "apt-get", *ours.options(), "-q", "download", *packages(ours)])
+            for deb in sorted(folder.glob("*.deb")):
+                run(["dpkg-deb", "-x", deb, folder])
+                deb.unlink()
+
+    return cache.made(cache.home() / "debian" / name, fetch, "packages of Debian")

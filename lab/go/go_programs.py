@@ -12,7 +12,6 @@ import attrs
 from lab import cache, host
 from lab.command import run
 from lab.errors import LabError
-from lab.lock import exclusive
 from lab.progress import step
 
 PLACES = ("usr/local/go/bin", "usr/lib/go-1.*/bin")
@@ -65,14 +64,7 @@ class Build:
 
 def ensure(build: Build) -> Path:
     """The folder with the programs. They are built first if they are not cached."""
-    if build.target.exists():
-        return build.target
-    build.target.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(build.target.parent / "lock", "another build of Go programs is under way"):
-        # The command that held the lock may have built them.
-        if not build.target.exists():
-            _build(build)
-    return build.target
+    return cache.made(build.target, lambda new: _build(build, new), "Go programs")
 
 
 def source(module: str, build: Build | None = None) -> Path:
@@ -111,14 +103,11 @@ def _find() -> str | None:
     return shutil.which("go", path=os.pathsep.join([os.environ.get("PATH", ""), *places]))
 
 
-def _build(build: Build) -> None:
+def _build(build: Build, new: Path) -> None:
     command = go()
     _check_room(build)
     if build.host_packages:
         host.ensure_packages(build.host_packages)
-    new = build.target.with_name(f"{build.target.name}.new")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
     log = build.target.parent / f"{build.name}.log"
     log.unlink(missing_ok=True)
     # GOTOOLCHAIN: a Go older than a module asks for fetches the right one through the module proxy.
@@ -131,7 +120,6 @@ def _build(build: Build) -> None:
             run([command, "install", *flags, *build.packages], log=log, env=env)
         else:
             run([command, "build", "-C", build.folder, *flags, "-o", f"{new}/", *build.packages], log=log, env=env)
-    new.rename(build.target)
 
 
 def _check_room(build: Build) -> None:
