@@ -84,7 +84,7 @@ def lines(file: str) -> list[Line]:
     except OSError as error:
         logger.warning(f"the host keys in {file} are not read: {error.strerror}")
         return []
-    read = (_line(line, f"line {number} of {file}") for number, line in enumerate(text.splitlines(), 1))
+    read = (_line(line, f"line {number} of {file}") for number, line in enumerate(text.split("\n"), 1))
     return [line for line in read if line]
 
 
@@ -156,7 +156,11 @@ def judging(connect: Callable[..., None]) -> Callable[..., None]:
     """paramiko's SSHClient.connect: :class:`Judge` decides about the host's key. A key that is known is asked for first."""
 
     @wraps(connect)
-    def connect_judged(self: Any, hostname: str, port: int | str = 22, **given: Any) -> None:
+    def connect_judged(self: Any, hostname: str, port: int | str = 22, *more: Any, **given: Any) -> None:
+        if not isinstance(self._host_keys, KnownHosts):
+            # A client that is not pyinfra's.
+            connect(self, hostname, int(port), *more, **given)
+            return
         hosts = KnownHosts((*self._host_keys.files, *self._global_files))
         by_name = hosts.of(hostname)
         known = by_name if int(port) == 22 else hosts.of(f"[{hostname}]:{port}")
@@ -174,7 +178,7 @@ def judging(connect: Callable[..., None]) -> Callable[..., None]:
 
         self._policy = Judge(self._policy, known, by_name)
         try:
-            connect(self, hostname, port=int(port), **{**given, "transport_factory": preferring})
+            connect(self, hostname, int(port), *more, **{**given, "transport_factory": preferring})
         except Exception:
             self.close()
             raise
@@ -191,7 +195,7 @@ def noting(append: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any],
 
     @wraps(append)
     def append_or_warn(connection: Any, hostname: str, key: Any) -> None:
-        file = connection._host_keys_filename
+        file = connection._host_keys_filename or NONE
         if _first(connection._host_keys.of(hostname), KEY, key):
             return
         lines(file).append(Line(file, KEY, hostname.lower(), key))

@@ -124,6 +124,7 @@ CASES: list[tuple[str, str, int, str]] = [
     ("|1|damaged {other}", "gpu-1 {key}", 22, ACCEPTED),
     ("gpu-1 ssh-rsa AAAA", "gpu-1 {key}", 22, ACCEPTED),
     ("@unknown gpu-1 {other}", "", 22, NOTED),
+    ("# a\x0cb\ngpu-1 {other}", "", 22, "line 2 of user"),
     ("# \udce9t\udce9\ngpu-1 {other}", "", 22, "line 2 of user"),
 ]
 
@@ -243,6 +244,15 @@ def test_a_file_that_cannot_be_read_is_named(
     with guest(KEYS[0]) as (_, at):
         connect(tmp_path, at)
     assert f"the host keys in {tmp_path}/global are not read: Is a directory" in caplog.text
+
+
+def test_another_client_of_paramiko_keeps_its_own_keys(replace: Callable[..., None]) -> None:
+    replace(*REPLACED)
+    with guest(KEYS[0]) as (_, at):
+        own = paramiko.SSHClient()
+        own.get_host_keys().add(f"[127.0.0.1]:{at}", KEYS[0].get_name(), KEYS[0])
+        own.connect("127.0.0.1", at, "root", "secret", allow_agent=False, look_for_keys=False)
+        own.close()
 
 
 GLOBAL = """
