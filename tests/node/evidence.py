@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -14,16 +14,16 @@ from attrs import field, frozen
 from testinfra.host import Host
 
 from agent.driver_families import family_of
-from agent.hardware.cpu_owners import assigned
 from agent.spec.nic import Nic as WantedNic
 from agent.spec.nic import VfAttributes
 from agent.spec.node import NodeSpec, parse
-from agent.spec.ranges import format_ranges, parse_ranges
+from agent.spec.ranges import format_ranges
 from agent.spec.selector import Selector
 from agent.spec.validators import MAC
 from agent.state.wanted import derived_mac
+from tests.node.cpus import Cpus, read_cpus
 
-__all__ = ["Cpus", "Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "read_node"]
+__all__ = ["Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "read_node"]
 
 SPEC = "/etc/trackbed/node.json"
 
@@ -172,36 +172,6 @@ def _queues(driver: str, names: list[str]) -> list[int | None]:
     return [queue[1] if queue is not None else None for queue in served]
 
 
-@frozen
-class Cpus:
-    """The online CPUs as lscpu numbers their cores, nodes and last-level caches.
-
-    ``usable``: neither isolated nor excluded. ``owned``: those that the kubelet has given to pods.
-    """
-
-    core: Mapping[int, str]
-    node: Mapping[int, int]
-    cache: Mapping[int, str]
-    usable: frozenset[int]
-    nearest: Mapping[int, tuple[int, ...]]
-    owned: frozenset[int] = frozenset()
-
-    def local(self, numa_node: int) -> frozenset[int]:
-        """The usable CPUs of a NUMA node, or of the nearest one that has some; all of them for node -1.
-
-        Those of pods are none of them, unless all are.
-        """
-        for near in self.nearest.get(numa_node, ()):
-            if cpus := frozenset(cpu for cpu in self.usable if self.node[cpu] == near):
-                return cpus - self.owned or cpus
-        return self.usable - self.owned or self.usable or frozenset(self.core)
-
-    def sharing_cache(self, cpu: int) -> frozenset[int]:
-        """The online CPUs that share a CPU's last-level cache; those of its NUMA node if the kernel shows no cache."""
-        by: Mapping[int, object] = self.cache if self.cache[cpu] else self.node
-        return frozenset(other for other in self.core if by[other] == by[cpu])
-
-
 @frozen(slots=False)
 class Node:
     """A node under test."""
@@ -256,27 +226,7 @@ class Node:
     @cached_property
     def cpus(self) -> Cpus:
         """The node's CPUs."""
-        rows = [line.split(",") for line in self.run("lscpu -p=CPU,CORE,NODE,CACHE").splitlines() if line[0] != "#"]
-        core = {int(row[0]): row[1] for row in rows}
-        unusable = set(parse_ranges(self.spec.irqs.exclude_cpus))
-        for kept_free in self.run("cat /sys/devices/system/cpu/isolated /sys/devices/system/cpu/nohz_full").split():
-            unusable.update(parse_ranges(kept_free) if kept_free != "(null)" else ())
-        nearest = {}
-        for line in self.run("grep . /sys/devices/system/node/node*/distance /dev/null").splitlines():
-            path, _, distances = line.partition(":")
-            own = int(re.findall(r"node(\d+)/", path)[0])
-            # The distances are in the order of the online nodes' numbers, those without CPUs included.
-            by_distance = sorted(enumerate(map(int, distances.split())), key=lambda d: (d[0] != own, d[1], d[0]))
-            nearest[own] = tuple(number for number, _ in by_distance)
-        return Cpus(
-            core=core,
-            node={int(row[0]): int(row[2] or 0) for row in rows},
-            # The last level is last; what is between the levels, and before them, depends on lscpu's version.
-            cache={int(row[0]): row[-1].rpartition(":")[2] for row in rows},
-            usable=frozenset(core) - unusable,
-            nearest=nearest,
-            owned=frozenset(assigned(self.run("cat /var/lib/kubelet/cpu_manager_state 2>/dev/null || echo {}"))),
-        )
+        return read_cpus(self.run, self.spec.irqs.exclude_cpus)
 
     @cached_property
     def interrupts(self) -> dict[str, list[Interrupt]]:

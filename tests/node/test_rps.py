@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from agent.spec.ranges import format_ranges, parse_ranges
-from tests.node.evidence import Cpus, Finding, Nic, Node, equal, judge
+from tests.node.cpus import Cpus
+from tests.node.evidence import Finding, Nic, Node, equal, judge
 
 pytestmark = pytest.mark.rps
 

@@ -1,14 +1,19 @@
 """Other network namespaces of the simulated kernel: the netdevs that were moved there, below a prefix of the same tree."""
 
+from __future__ import annotations
+
 import errno
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from agent.machine import Attributes, Namespace
 from tests.sim.tree import error
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -23,11 +28,9 @@ def inside(namespace: str, path: str) -> str:
 
 @frozen
 class SimNamespaces:
-    """The namespaces by their names; ``opened`` counts the views that are open."""
+    """The kernel's ``namespaces``, by their names; its ``opened`` counts the views that are open."""
 
-    kernel: Any
-    names: set[str]
-    opened: list[str]
+    kernel: Kernel
 
     def searchable(self) -> bool:
         return not self.kernel.hides_namespaces
@@ -36,7 +39,7 @@ class SimNamespaces:
         namespaces: dict[str, Namespace] = {}
         if self.kernel.hides_namespaces:
             return namespaces
-        for number, name in enumerate(sorted(self.names)):
+        for number, name in enumerate(sorted(self.kernel.namespaces)):
             with self.files(Namespace(number, name)) as files:
                 for function in functions:
                     try:
@@ -48,31 +51,28 @@ class SimNamespaces:
 
     @contextmanager
     def files(self, namespace: Namespace) -> Iterator[Attributes]:
-        if namespace.path not in self.names:
+        if namespace.path not in self.kernel.namespaces:
             raise error(errno.ENOENT, namespace.path)
-        self.opened.append(namespace.path)
+        self.kernel.opened.append(namespace.path)
         try:
             yield _View(self.kernel, namespace.path)
         finally:
-            self.opened.remove(namespace.path)
+            self.kernel.opened.remove(namespace.path)
 
 
 @frozen
 class _View:
-    kernel: Any
+    kernel: Kernel
     namespace: str
 
     def read(self, path: str) -> str:
-        text: str = self.kernel.files.read(inside(self.namespace, path))
-        return text
+        return self.kernel.files.read(inside(self.namespace, path))
 
     def write(self, path: str, text: str) -> None:
         self.kernel.files.write(inside(self.namespace, path), text)
 
     def names(self, path: str) -> list[str]:
-        names: list[str] = self.kernel.files.names(inside(self.namespace, path))
-        return names
+        return self.kernel.files.names(inside(self.namespace, path))
 
     def target(self, path: str) -> str:
-        target: str = self.kernel.files.target(inside(self.namespace, path))
-        return target
+        return self.kernel.files.target(inside(self.namespace, path))

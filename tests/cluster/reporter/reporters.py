@@ -101,7 +101,7 @@ def session(authority: Path, pair: Pair) -> Session:
 
 def by_token(plane: ControlPlane, name: str) -> Fixed:
     """A node's credentials: a token that is bound to its Node."""
-    return holder(plane, "reporter", "--bound-object-kind=Node", f"--bound-object-name={name}")
+    return holder(plane, "--bound-object-kind=Node", f"--bound-object-name={name}")
 
 
 BROUGHT = "brought"
@@ -113,9 +113,9 @@ def bring(plane: ControlPlane, name: str, folder: Path) -> None:
     (folder / BROUGHT).write_text(str(by_token(plane, name).known.token))
 
 
-def holder(plane: ControlPlane, account: str, *options: str) -> Fixed:
-    """Credentials: a token of an account."""
-    token = plane.kubectl("create", "token", account, LEASES, *options).strip()
+def holder(plane: ControlPlane, *options: str) -> Fixed:
+    """Credentials: a token of the reporters' account."""
+    token = plane.kubectl("create", "token", "reporter", LEASES, *options).strip()
     return Fixed(Session(trust(plane.authority.pair.certificate), token))
 
 
@@ -165,9 +165,9 @@ class Reporter:
     def published(self) -> Published:
         return published.read(self.publication.files.acknowledgement) or Published()
 
-    def acknowledged(self, generation: int, deadline: float = DEADLINE) -> None:
+    def acknowledged(self, generation: int) -> None:
         """Wait until a generation is published."""
-        until(lambda: self.published().generation >= generation, f"generation {generation} of {self.name}", deadline)
+        until(lambda: self.published().generation >= generation, f"generation {generation} of {self.name}")
 
     def node(self) -> dict[str, Any]:
         assert self.plane is not None

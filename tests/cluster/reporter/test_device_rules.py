@@ -305,7 +305,7 @@ def test_a_node_that_is_shut_out_makes_and_deletes_no_rule(thief: Thief) -> None
 
 def test_a_token_of_no_node_makes_and_deletes_no_rule(plane: ControlPlane) -> None:
     plane.kubectl("delete", "devicetaintrules", "--all")
-    loose = Thief(plane, holder(plane, "reporter"))
+    loose = Thief(plane, holder(plane))
     assert loose.tries("POST", RULES, rule(plane)) == 403
     plane.apply(rule(plane))
     assert loose.tries("DELETE", f"{RULES}/{OWN}.7") == 403

@@ -94,6 +94,6 @@ def test_a_reporter_can_impersonate_nobody(thief: Thief, who: str) -> None:
 
 
 def test_a_token_that_is_bound_to_no_node_may_do_nothing(cluster: ControlPlane) -> None:
-    loose = Thief(cluster, holder(cluster, "reporter"))
+    loose = Thief(cluster, holder(cluster))
     assert loose.tries("PATCH", f"/api/v1/nodes/{OWN}", labels(rdma="hca"), MERGE_PATCH) == 403
     assert loose.tries("POST", LEASES.format("trackbed-system"), lease(OWN, "trackbed-system")) == 403

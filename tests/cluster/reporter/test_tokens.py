@@ -98,7 +98,7 @@ def test_a_reporter_may_request_the_next_token_for_its_own_node_and_no_other_one
 
 
 def test_without_a_bound_token_nobody_of_the_account_gets_one(plane: ControlPlane) -> None:
-    loose = Thief(plane, holder(plane, "reporter"))
+    loose = Thief(plane, holder(plane))
     bodies: list[dict[str, Any]] = [{"spec": {}}, bound(OWN, uid(plane, OWN)), bound(OWN, "")]
     for body in bodies:
         assert loose.tries("POST", TOKENS, body) == 403

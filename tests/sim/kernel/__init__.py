@@ -154,7 +154,7 @@ class Kernel:
             system=self.host,
             dcb=self.rdma,
             rdma=self.rdma,
-            namespaces=SimNamespaces(self, self.namespaces, self.opened),
+            namespaces=SimNamespaces(self),
             events=self.events,
         )
 
