@@ -2,19 +2,19 @@
 
 import errno
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve, fields
+from attrs import fields
 
 from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
-from agent.machine import Link, VfInfo
+from agent.machine import VfInfo
 from agent.report.records import to_plain
 from cli import pci_ids
 from cli.inspection import Inspection, Interrupt, Netdev, NetworkFunction, inspect, render
 from tests.sim.kernel import Kernel
+from tests.sim.seams import seen
 
 PCI_IDS = """\
 # a comment
@@ -45,68 +45,22 @@ def test_pci_name(vendor: str, device: str, name: str) -> None:
     assert pci_ids.name(PCI_IDS, vendor, device) == name
 
 
-class Refusing:
-    """Files of a machine whose devices disappear while they are read: only the names of entries can be read."""
-
-    def __init__(self, names: dict[str, list[str]], error: int) -> None:
-        self._names = names
-        self._error = error
-
-    def read(self, path: str) -> str:
-        raise OSError(self._error, path)
-
-    def read_at(self, path: str, offset: int, size: int) -> bytes:
-        raise OSError(self._error, path)
-
-    def write(self, path: str, text: str) -> None:
-        raise AssertionError(path)
-
-    def names(self, path: str) -> list[str]:
-        if path in self._names:
-            return self._names[path]
-        raise OSError(self._error, path)
-
-    def target(self, path: str) -> str:
-        raise OSError(self._error, path)
-
-
-class Silent:
-    """Netlink, processes and ethtool of the same machine."""
-
-    def links(self) -> list[Link]:
-        return []
-
-    def link(self, name: str) -> Link | None:
-        raise OSError(errno.ENODEV, name)
-
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        return {}
-
-    def firmware(self, netdev: str) -> str | None:
-        return None
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        raise AssertionError(name)
-
-
 @pytest.mark.parametrize("error", [errno.ENOENT, errno.ENODEV, errno.EIO, errno.EACCES, errno.ENOTDIR])
 def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -> None:
-    pf = "/sys/bus/pci/devices/0000:01:00.0"
-    files: Any = Refusing(
-        {
-            "/sys/bus/pci/devices": ["0000:01:00.0"],
-            pf: ["infiniband", "net", "virtfn0"],
-            f"{pf}/net": ["ens1"],
-            f"{pf}/infiniband": ["rocep1s0"],
-            f"{pf}/msi_irqs": ["30"],
-            "/sys/class/infiniband": ["rocep1s0", "siw0"],
-            "/sys/class/infiniband/siw0/ports": ["1"],
-            "/sys/class/infiniband_verbs": ["abi_version", "uverbs0"],
-        },
-        error,
-    )
-    silent: Any = Silent()
-    machine = evolve(Kernel().machine(), files=files, netlink=silent, processes=silent, ethtool=silent)
+    """Only the names of entries can be read."""
+    kernel, pf = Kernel(), "/sys/bus/pci/devices/0000:01:00.0"
+    entries = [pf, *(f"{pf}/{each}" for each in ("virtfn0", "net/ens1", "infiniband/rocep1s0", "msi_irqs/30"))]
+    entries += [f"/sys/class/infiniband/{each}" for each in ("rocep1s0", "siw0/ports/1")]
+    entries += [f"/sys/class/infiniband_verbs/{each}" for each in ("abi_version", "uverbs0")]
+    for entry in entries:
+        kernel.tree.folder(entry)
+    folders = {*(entry.rpartition("/")[0] for entry in entries), "/sys/class/infiniband"}
+
+    def gone(method: str, arguments: str) -> None:
+        if method == "netlink.link" or (method.startswith("files.") and arguments not in folders):
+            raise OSError(error, arguments)
+
+    machine = seen(kernel.machine(), gone)
     inspection = inspect(machine)
     assert [function.address for function in inspection.functions] == ["0000:01:00.0"]
     assert [device.name for device in inspection.functions[0].rdma] == ["rocep1s0"]
