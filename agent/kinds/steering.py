@@ -10,14 +10,14 @@ size stays the same, so a size is written only when it differs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
 from attrs import evolve
 
 from agent.hardware.functions import netdev, pci_of
-from agent.hardware.placement import Senders, pool, steering, without
+from agent.hardware.placement import Key, Senders, pool, steering, without
 from agent.hardware.sysfs import number_or
 from agent.hardware.topology import Topology
 from agent.kinds import Kind, Reading, irq_placement, queues, rps_netdevs, vf_links
@@ -47,17 +47,24 @@ def _plan_rps(want: Wanted, have: Snapshot) -> list[Change]:
     for address, target, observed in queues.each(have):
         if address not in local:
             continue
-        for queue, before in observed.rps.items():
-            if (cpu := placed.get((target, str(queue)))) is None:
-                continue  # a netdev that is down has no interrupts
-            question = address, len(observed.rps), cpu
+        served = _served(placed, target, observed.rps)  # none while the netdev is down
+        for queue, cpu in served.items():
+            before, question = observed.rps[queue], (address, len(served), cpu)
             # With interrupts on the CPUs of a pod, no other CPU processes its packets.
             if (after := NOWHERE if target in placement.of_pods else masks.get(question)) is None:
-                after = masks[question] = steering(have.topology, local[address], len(observed.rps), cpu)
+                after = masks[question] = steering(have.topology, local[address], len(served), cpu)
             if before != after:
                 values = format_ranges(before), format_ranges(after)
                 changes.append(Change(queues.RPS, target, f"rx-{queue}", *values, required=placement.settled(target)))
     return changes
+
+
+def _served(placed: Mapping[Key, int], target: str, numbers: Iterable[int]) -> dict[int, int]:
+    """The queues of a netdev that interrupts serve, and the CPU of each.
+
+    Before Linux 6.2 mlx5 shows as many again, for AF_XDP only (rq_groups in mlx5e_update_netdev_queues, en_main.c).
+    """
+    return {queue: cpu for queue in numbers if (cpu := placed.get((target, str(queue)))) is not None}
 
 
 def _rps_reading(machine: Machine, want: Wanted, have: Snapshot, kept: Change) -> Reading | None:
@@ -91,7 +98,7 @@ def _plan_xps(want: Wanted, have: Snapshot) -> list[Change]:
     for address, target, observed in queues.each(have):
         if address not in want.nics:
             continue
-        served = {queue: cpu for queue in observed.xps if (cpu := placed.get((target, str(queue)))) is not None}
+        served = _served(placed, target, observed.xps)
         own = placement.of_pods.get(target)
         sending = Senders(have.topology, own) if own else senders
         for queue, after in sending.transmitting(served).items() if served else ():
@@ -112,7 +119,7 @@ def _entries(machine: Machine) -> int:
 
 
 def _plan_rfs(want: Wanted, have: Snapshot) -> list[Change]:
-    """The tables whose size differs. The node's entries are divided evenly among the queues of each netdev."""
+    """The tables whose size differs. The node's entries are divided evenly among the queues of each netdev that receive."""
     wanted = want.spec.rfs
     entries: int | None = have[RFS].get(HOST)
     if not wanted.enable or entries is None:
@@ -125,12 +132,14 @@ def _plan_rfs(want: Wanted, have: Snapshot) -> list[Change]:
     changes = []
     if entries != wanted.entries:
         changes.append(Change(RFS, HOST, ENTRIES, entries, wanted.entries))
+    placed = irq_placement.placement(want, have).cpus
     for address, target, observed in queues.each(have):
-        share = _rounded(wanted.entries // max(1, len(observed.flows)))
+        served = _served(placed, target, observed.flows) or observed.flows
+        share = _rounded(wanted.entries // max(1, len(served)))
         changes += [
-            Change(RFS, target, f"rx-{queue}", flows, share)
-            for queue, flows in sorted(observed.flows.items())
-            if flows != share and address in want.nics
+            Change(RFS, target, f"rx-{queue}", observed.flows[queue], share)
+            for queue in sorted(served)
+            if observed.flows[queue] != share and address in want.nics
         ]
     return changes
 
