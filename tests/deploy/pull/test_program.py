@@ -11,7 +11,6 @@ import sys
 import tarfile
 import threading
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from attrs import define
 from tasks import pull
 from tests.contract.asking import soon
 from tests.deploy.pull.keys import gpg
+from tests.http_server import serving
 
 PROGRAM = pull.TEMPLATES / "pull.py"
 LIBRARIES = f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
@@ -128,21 +128,10 @@ def test_a_run_that_is_stopped_removes_what_it_fetched(puller: Puller) -> None:
 
 
 def test_a_transfer_that_ends_early_is_no_bad_signature(tmp_path: Path) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", "100")
-            self.end_headers()
-            self.wfile.write(b"x" * 60)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/t.tar.gz"
-        with pytest.raises(SystemExit, match=r"t\.tar\.gz ended after 60 of 100 bytes"):
-            called("fetch", url, tmp_path / "t")
+    ends_early = {"Content-Length": "100", "Connection": "close"}
+    said = r"t\.tar\.gz ended after 60 of 100 bytes"
+    with serving(lambda request: (200, b"x" * 60), headers=ends_early) as url, pytest.raises(SystemExit, match=said):
+        called("fetch", f"{url}/t.tar.gz", tmp_path / "t")
 
 
 def test_a_host_name_that_is_none_is_a_one_line_error(tmp_path: Path) -> None:

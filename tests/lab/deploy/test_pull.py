@@ -3,16 +3,13 @@
 import json
 import runpy
 import shutil
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab import Node
+from lab import Node, repository
 from tasks import pull as pull_mode
 from tests.deploy.pull.keys import gpg, make_key
 from tests.lab.conftest import ROOT, deploy, ready, succeeded
@@ -24,13 +21,10 @@ ARCHIVE = "trackbed.tar.gz"
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """What is in the folder `served`, over HTTP; a node reaches this host's loopback at 10.0.2.2."""
+    """What is in the folder `served`, over HTTP."""
     (tmp_path / "served").mkdir()
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
-    with HTTPServer(("127.0.0.1", 0), handler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://10.0.2.2:{http.server_port}"
-        http.shutdown()
+    with repository.serve(tmp_path / "served") as url:
+        yield url
 
 
 def site(folder: Path, data: dict[str, Any]) -> Path:

@@ -60,10 +60,7 @@ def proxy(certificate: Path | None = None, refuse: int = 0) -> Iterator[tuple[st
         def log_message(self, *_: object) -> None:
             pass
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-    with Server(("127.0.0.1", 0), Handler) as listening:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)
