@@ -61,7 +61,7 @@ OF_ITS_OWN = {
 
 LONG = (
     "test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often",
-    "test_a_vf_that_gets_a_user_while_other_vfs_are_rebound_is_not_unbound",
+    "test_a_vf_that_gets_a_user_meanwhile_is_not_unbound",
 )
 """Tests that take seconds, and do not run. Each would run for every mutant that no other test notices."""
 

@@ -81,9 +81,7 @@ def test_an_agent_that_hangs_is_restarted_and_one_that_is_gone_makes_the_node_un
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("hangs", [False, True], ids=["killed", "hangs"])
-def test_after_an_outage_of_three_minutes_a_node_that_lost_readiness_is_tainted(
-    member: Member, hangs: bool, say: Say
-) -> None:
+def test_after_an_outage_a_node_that_lost_readiness_is_tainted(member: Member, hangs: bool, say: Say) -> None:
     plane, node, name = member
     server = plane.api_server.pid()
     assert server is not None

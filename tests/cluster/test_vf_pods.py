@@ -88,9 +88,7 @@ def pods(
         yield cluster, request.param, rendered.own_netdevs(cluster.plane, request.param)
 
 
-def test_a_pod_has_its_vf_and_the_vfs_rdma_device_and_no_other(
-    pods: tuple[Cluster, str, list[rendered.OwnNetdev]],
-) -> None:
+def test_a_pod_has_its_vf_with_its_rdma_device_alone(pods: tuple[Cluster, str, list[rendered.OwnNetdev]]) -> None:
     cluster, names, netdevs = pods
     for role, own in zip(("server", "client"), netdevs, strict=True):
         node = rendered.node_of(cluster, f"{names}-{role}")

@@ -124,9 +124,7 @@ def test_a_host_that_hangs_is_given_up_and_the_other_is_deployed(
     assert f"[@fake/stuck] no answer{asked} within 1 s" in caplog.text
 
 
-def test_if_the_only_host_hangs_the_deploy_ends_without_a_traceback(
-    capfd: pytest.CaptureFixture[str], deploy: Deploy
-) -> None:
+def test_a_deploy_whose_only_host_hangs_has_no_traceback(capfd: pytest.CaptureFixture[str], deploy: Deploy) -> None:
     with pytest.raises(PyinfraError, match="No hosts remaining"):
         deploy(fact, stuck=1)
     assert "Traceback" not in capfd.readouterr().err

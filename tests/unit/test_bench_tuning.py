@@ -100,9 +100,7 @@ PLACED, STARTED = "trackbed apply", "systemctl start trackbed"
     [("\0", [PLACED]), (" request 10.99.0.1 5", [PLACED]), ("cpuset.cpus.partition", [])],
     ids=["nothing", "the requests", "the partition"],
 )
-def test_the_owner_is_there_when_the_agent_places_interrupts_and_gone_when_it_starts_again(
-    fails: str, placed: list[str]
-) -> None:
+def test_the_owner_is_there_while_interrupts_are_placed(fails: str, placed: list[str]) -> None:
     client, (owned,) = Checked(fails), [setting for setting in SETTINGS if setting.owned]
     with suppress(click.ClickException):
         on(client, PATHS[0], owned)

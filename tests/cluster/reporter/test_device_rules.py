@@ -92,9 +92,7 @@ def test_devices_of_a_bad_nic_are_tainted_also_those_that_come_later_until_it_is
     until(lambda: not rules(plane, reporter.name), "the rules go on probation")
 
 
-def test_after_an_outage_the_rules_are_as_the_report_says_then(
-    plane: ControlPlane, start: Callable[..., Reporter]
-) -> None:
+def test_after_an_outage_the_rules_are_as_the_report_says(plane: ControlPlane, start: Callable[..., Reporter]) -> None:
     reporter = start("devices-outage")
     publish(plane, reporter.name)
     reporter.acknowledged(reporter.say(True, nics=(GOOD,)))

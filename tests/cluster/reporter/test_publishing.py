@@ -59,9 +59,7 @@ def test_after_a_boot_the_taint_stays_until_the_kubelet_has_reported(plane: Cont
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
 
 
-def test_after_a_restart_of_the_kubelet_the_taint_stays_until_it_has_reported(
-    plane: ControlPlane, start: Start
-) -> None:
+def test_after_a_kubelet_restart_the_taint_stays_until_it_has_reported(plane: ControlPlane, start: Start) -> None:
     reporter = start("restarted", required_resources=(RESOURCE,))
 
     def kubelet_speaks(at: float) -> None:

@@ -152,9 +152,7 @@ def test_a_label_that_is_no_longer_listed_can_be_removed(plane: ControlPlane, st
         list_labels(listed)
 
 
-def test_without_the_list_of_labels_only_labels_stay_unwritten_and_readiness_is_lost(
-    plane: ControlPlane, start: Start
-) -> None:
+def test_without_the_list_of_labels_only_labels_stay_unwritten(plane: ControlPlane, start: Start) -> None:
     def changed(labels: dict[str, str | None]) -> bool:
         return labelled(plane, reporter, labels)
 

@@ -63,9 +63,7 @@ def test_a_deploy_notes_how_long_its_operations_took(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_deploy_that_is_stopped_says_so_and_has_noted_each_operation_up_to_then(
-    tmp_path: Path, stop: signal.Signals
-) -> None:
+def test_a_deploy_that_is_stopped_has_noted_its_operations(tmp_path: Path, stop: signal.Signals) -> None:
     words = command(tmp_path)
     lines = ["import time", "from pyinfra.operations import python, server"]
     lines += [f'server.shell(name="{name}", commands=["true"])' for name in ("First", "Second")]

@@ -224,9 +224,7 @@ def test_a_correct_file_is_not_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("age", "pending"), [(200, False), (50, True)], ids=["before the start", "after the start"])
-def test_a_clock_that_was_set_after_containerd_s_start_makes_its_file_no_newer(
-    tmp_path: Path, age: int, pending: bool
-) -> None:
+def test_a_clock_that_was_set_makes_containerd_s_file_no_newer(tmp_path: Path, age: int, pending: bool) -> None:
     """systemd shows the start by the clock of that moment: here years too early."""
     since_boot = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 100) * 1_000_000)
     machine = Machine(tmp_path, "1.7.24", since_boot=since_boot)

@@ -110,9 +110,7 @@ def test_a_drop_in_of_cri_o_that_sets_another_default_runtime_afterwards_is_name
 
 
 @pytest.mark.parametrize(("engine", "pending"), [("crio", True), ("containerd", False)])
-def test_a_former_drop_in_of_version_1_0_0_is_removed_where_cri_o_reads_it(
-    tmp_path: Path, engine: str, pending: bool
-) -> None:
+def test_a_former_drop_in_is_removed_where_cri_o_reads_it(tmp_path: Path, engine: str, pending: bool) -> None:
     own, former = tmp_path / "99-nvidia.toml", tmp_path / "99-nvidia.toml.previous"
     for file in (own, former):
         file.write_text("")

@@ -204,9 +204,7 @@ def with_programs(root: Path, *ends: str) -> None:
         ("[fe80::7]%ens1:800 [fe80::7]:22", None),
     ],
 )
-def test_a_connection_with_another_machine_is_a_user_however_ss_prints_its_ends(
-    root: Path, ends: str, found: str | None
-) -> None:
+def test_a_connection_with_another_machine_is_a_user(root: Path, ends: str, found: str | None) -> None:
     function = root / "sys/bus/pci/drivers/mlx5_core/0000:21:00.0"
     (root / "sys/module/mlx5_core").mkdir()
     (root / "sys/class/net/ens1").mkdir(parents=True)

@@ -89,9 +89,7 @@ def test_a_module_is_pending_if_modprobe_would_load_it_whatever_it_says_of_its_f
     ("known", "said"),
     [pytest.param(1, "the kernel 6.8.0-9-kvm has no module ib_umad; install the", id="k3s-ansible-419"), (0, "")],
 )
-def test_if_the_kernel_has_no_such_module_the_error_says_which_package_may_have_it(
-    tmp_path: Path, known: int, said: str
-) -> None:
+def test_the_package_that_may_have_a_missing_module_is_named(tmp_path: Path, known: int, said: str) -> None:
     for name, text in {"modprobe": "exit 1", "modinfo": f"exit {known}", "uname": "echo 6.8.0-9-kvm"}.items():
         program(tmp_path / name, text)
     done = ran(load("ib_umad"), tmp_path)

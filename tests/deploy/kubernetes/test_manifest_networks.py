@@ -66,9 +66,7 @@ def test_a_macvlan_s_mtu_is_the_smallest_of_its_masters() -> None:
         ("eth0", "", []),
     ],
 )
-def test_a_macvlan_is_on_the_bond_of_a_rail_and_on_no_member_of_another_master(
-    master: str, kind: str, made: list[str]
-) -> None:
+def test_a_macvlan_is_on_a_bond_and_on_no_member_of_another(master: str, kind: str, made: list[str]) -> None:
     """Of a VRF a member keeps what it receives; hv_netvsc has no kind."""
     rails = [
         {**rail, "vfs": [], "netdevs": [{**rail["netdevs"][0], "master": master, "member_of": kind}]}

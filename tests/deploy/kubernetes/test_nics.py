@@ -388,9 +388,7 @@ def deploy_to(names: Sequence[str], host: Node, machines: Mapping[str, Machine])
         run_ops(state)
 
 
-def test_the_hosts_of_a_deploy_are_done_one_after_the_other_until_one_fails(
-    host: Node, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_hosts_are_done_one_after_the_other_until_one_fails(host: Node, cluster: Cluster, tmp_path: Path) -> None:
     """The budgets count what the host before has evicted."""
     names = ("node-a", "node-b", "node-c")
     cluster.nodes |= {

@@ -50,9 +50,7 @@ def test_a_link_counts_also_if_it_leads_nowhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "fault"), [("docker", "it is a snap, which does not read"), ("containerd", "has no containerd;")]
 )
-def test_the_toolkit_is_not_configured_in_files_that_the_engine_does_not_read(
-    tmp_path: Path, engine: str, fault: str
-) -> None:
+def test_the_toolkit_is_not_configured_in_files_that_nobody_reads(tmp_path: Path, engine: str, fault: str) -> None:
     (tmp_path / "snap/docker/current").mkdir(parents=True)
     for name in ("nvidia-ctk", "jq", "systemctl"):
         program(tmp_path / "bin" / name)

@@ -222,9 +222,7 @@ def test_what_was_kept_is_not_lost_while_a_kind_cannot_be_read(kernel: Kernel, o
 
 
 @pytest.mark.parametrize("what", ["hung", "unreadable"])
-def test_no_name_is_taken_from_a_device_that_must_not_be_touched(
-    kernel: Kernel, originals: Originals, what: str
-) -> None:
+def test_no_name_is_taken_from_a_device_that_is_not_touched(kernel: Kernel, originals: Originals, what: str) -> None:
     follow(kernel, originals, A, B)
     machine = untouchable(kernel, what)
     kernel.writes.clear()

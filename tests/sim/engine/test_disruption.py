@@ -271,9 +271,7 @@ def give_to_pod(kernel: Kernel, vf: str) -> None:
     [(give_to_pod, "kubelet.allocations"), (Kernel.move_away, "files.names")],
     ids=["pod", "namespace"],
 )
-def test_a_vf_that_gets_a_user_while_other_vfs_are_rebound_is_not_unbound(
-    take: Callable[[Kernel, str], None], look: str
-) -> None:
+def test_a_vf_that_gets_a_user_meanwhile_is_not_unbound(take: Callable[[Kernel, str], None], look: str) -> None:
     undisturbed = Slow(-1, take)
     for at in moments(undisturbed.converge(driver="vfio-pci"), f"unbind {undisturbed.vf}", look):
         slow = Slow(at, take)

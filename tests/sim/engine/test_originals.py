@@ -249,9 +249,7 @@ def test_an_altname_that_another_program_has_added_again_stays(kernel: Kernel, o
     assert kernel.netdev(PF0).altnames == ("rail0",)
 
 
-def test_a_value_that_the_device_does_not_support_now_is_restored_once_it_does(
-    kernel: Kernel, originals: Originals
-) -> None:
+def test_a_value_that_is_not_supported_now_is_restored_later(kernel: Kernel, originals: Originals) -> None:
     """igb supports more channels without VFs."""
     settle(kernel, one({"channels": {"combined": 2}}), originals)
     for _ in range(2):

@@ -92,9 +92,7 @@ def test_after_an_event_of_a_vf_only_that_vf_is_read(kernel: Kernel) -> None:
     ("scope", "looked_up"),
     [({PF0}, True), ({own(PF0)}, True), ({own(PF0), f"{PF0}#1", HOST}, True), ({f"{PF0}#1", HOST, own(PF1)}, False)],
 )
-def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
-    kernel: Kernel, scope: set[str], looked_up: bool
-) -> None:
+def test_after_an_event_of_a_pf_its_netdev_is_looked_up(kernel: Kernel, scope: set[str], looked_up: bool) -> None:
     off = {"enable": False}
     wanted = spec_of(nic(PF0), nic(PF1), irqs={"pin": False}, rps=off, xps=off)
     last = settle(kernel, wanted)
@@ -271,9 +269,7 @@ def test_the_first_change_that_is_not_made_is_named(kernel: Kernel, required: bo
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_a_device_that_cannot_be_read_makes_the_node_not_ready_only_if_it_is_required(
-    kernel: Kernel, required: bool
-) -> None:
+def test_an_unreadable_device_makes_unready_only_if_it_is_required(kernel: Kernel, required: bool) -> None:
     """What failed before it could not be read counts no more than that."""
     settle(kernel, BOTH)
     drift(kernel, PF0)

@@ -52,9 +52,7 @@ ALL6, ONE6 = "net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.lo.disable_ipv6"
     ],
     ids=str,
 )
-def test_what_the_kernel_sets_along_for_each_netdev_is_as_it_was(
-    node: Node, before: str, sequence: list[dict[str, str]]
-) -> None:
+def test_what_is_set_along_for_netdevs_is_as_it_was(node: Node, before: str, sequence: list[dict[str, str]]) -> None:
     places = [f"{CONF6}/{place}/disable_ipv6" for place in ("all", "default", "lo", NAME0)]
     for path, value in zip(places, ("0", "0", before, "1"), strict=True):
         node.kernel.tree.put(path, value)

@@ -48,12 +48,13 @@ def test_each_vf_gets_guids_of_its_own_before_it_is_bound_and_they_stay(kernel: 
     assert [(vf.node_guid, vf.port_guid) for vf in kernel.vfs(PF)] == guids
 
 
-def test_no_guid_is_derived_from_a_port_without_one() -> None:
-    # Else the VFs of each such node would have the same GUIDs.
+@pytest.mark.parametrize(("address", "derive"), [("00:00:10:86:fe:80" + ":00" * 14, True), (ADDRESS, False)])
+def test_no_guid_is_derived_from_a_port_without_one_or_if_the_spec_says_so(address: str, derive: bool) -> None:
+    """The VFs of each node without a GUID would have the same ones."""
     kernel = Kernel()
-    kernel.add_nic(PF, "ibp33s0", "00:00:10:86:fe:80" + ":00" * 14)
+    kernel.add_nic(PF, "ibp33s0", address)
     kernel.sriov.able.add(PF)
-    result = settle(kernel, rail0(vfs={"count": 2}))
+    result = settle(kernel, rail0(vfs={"count": 2, "derive_guids": derive}))
     assert is_ready(result.conditions), result.conditions
     assert {(vf.node_guid, vf.port_guid) for vf in kernel.vfs(PF)} == {(None, None)}
 
@@ -79,11 +80,6 @@ def test_given_guids_stand_above_derived_ones(kernel: Kernel) -> None:
     settle(kernel, rail0(vfs={"count": 2, "groups": [group]}))
     assert kernel.vfs(PF)[1].port_guid == "00:11:22:33:44:55:66:77"
     assert kernel.vfs(PF)[1].node_guid == derived_guid(GUID, 1)
-
-
-def test_without_derive_guids_they_are_left_alone(kernel: Kernel) -> None:
-    settle(kernel, rail0(vfs={"count": 2, "derive_guids": False}))
-    assert {(vf.node_guid, vf.port_guid) for vf in kernel.vfs(PF)} == {(None, None)}
 
 
 def test_an_ethernet_pf_s_vfs_get_none(kernel: Kernel) -> None:

@@ -101,9 +101,7 @@ def test_what_the_driver_refuses_is_unsupported(kernel: Kernel) -> None:
         ("igb", ""),
     ],
 )
-def test_firmware_that_manages_dcb_is_named_where_a_driver_refuses_for_it(
-    kernel: Kernel, name: str, advice: str
-) -> None:
+def test_firmware_that_manages_dcb_is_named_if_a_driver_refuses(kernel: Kernel, name: str, advice: str) -> None:
     kernel.rdma.dcb[NAME0] = DcbState(frozenset())
     kernel.rdma.managed = {NAME0}
     kernel.set_driver(PF0, name)
@@ -159,10 +157,11 @@ def test_a_nic_without_a_roce_device_has_nothing_to_set_the_defaults_on(kernel: 
     assert not dry_run(kernel.machine(), rail0(roce={"cm_tos": 106})).errors
 
 
-def test_a_mode_that_a_port_does_not_have_is_unsupported(kernel: Kernel) -> None:
+@pytest.mark.parametrize(("key", "value", "why"), [("cm_mode", "RoCE v1", "port 1"), ("traffic_class", 106, "")])
+def test_what_a_port_does_not_have_is_unsupported(kernel: Kernel, key: str, value: object, why: str) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    result = settle(kernel, {"roce": {"cm_mode": "RoCE v1"}})
-    assert refused(result)["cm_mode"] == ("unsupported", "port 1 of rocep33s0 has no RoCE v1")
+    result, error = refused(settle(kernel, {"roce": {key: value}}))[key]
+    assert (result, why in error) == ("unsupported", True)
 
 
 def test_the_files_of_mlnx_ofed_are_used_where_they_are(kernel: Kernel) -> None:
@@ -178,8 +177,3 @@ def test_the_files_of_mlnx_ofed_are_used_where_they_are(kernel: Kernel) -> None:
         assert [p for p in range(8) if kernel.files.read(f"{NET}/ecn/{role}/enable/{p}") == "1"] == [3]
     assert kernel.files.read("/sys/class/infiniband/mlx5_0/tc/1/traffic_class") == "Global tclass=106"
     assert is_ready(result.conditions)
-
-
-def test_a_traffic_class_without_its_file_is_unsupported(kernel: Kernel) -> None:
-    kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    assert refused(settle(kernel, {"roce": {"traffic_class": 106}}))["traffic_class"][0] == "unsupported"

@@ -34,9 +34,7 @@ def said(result: Pass) -> str:
     ("mtu", "partition", "kept"),
     [pytest.param(4092, 2044, 2044, id="opensm-31"), pytest.param(65520, 4092, 1500, id="networkmanager-334")],
 )
-def test_an_mtu_that_ipoib_cannot_have_is_named_with_what_limits_it(
-    tmp_path: Path, mtu: int, partition: int, kept: int
-) -> None:
+def test_an_mtu_that_ipoib_cannot_have_is_named(tmp_path: Path, mtu: int, partition: int, kept: int) -> None:
     kernel = Kernel(partition_mtu=partition)
     kernel.add_nic(PF0, "ibp33s0", IPOIB, driver="mlx5_core")
     result = Node(kernel, tmp_path / "originals.json").follow({"mtu": mtu})

@@ -31,9 +31,7 @@ def agent(fresh: Agent) -> Agent:
     return fresh
 
 
-def test_a_spec_that_is_verified_writes_nothing_into_the_journal(
-    fresh: Agent, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verified_spec_writes_nothing_into_the_journal(fresh: Agent, capsys: pytest.CaptureFixture[str]) -> None:
     fresh.give(spec(3))
     fresh.look()
     assert fresh.in_force.state() == "verified"

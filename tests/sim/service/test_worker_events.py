@@ -179,9 +179,7 @@ def test_while_passes_under_a_new_spec_end_early_the_worker_sleeps_between_them(
     soon(lambda: sleeps(view), "sleep after it", BEFORE_A_RESYNC)
 
 
-def test_the_first_report_has_the_answers_of_probes_that_end_soon(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_report_has_the_answers_of_quick_probes(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "PROBES_WAIT", 600.0)
     first = worker('{"node_name": "n1"}').until(lambda report: True)
     assert "NotYetRead" not in {condition.reason for condition in first.conditions}

@@ -66,9 +66,7 @@ def test_while_events_wait_ready_is_postponed_or_if_one_of_a_required_nic_is_ove
     assert not any(message.get("ready") for message in out.said)
 
 
-def test_endless_events_of_an_optional_nic_postpone_ready_only_so_often(
-    node: Node, announced: Announced, worker: Worker
-) -> None:
+def test_endless_events_postpone_ready_only_so_often(node: Node, announced: Announced, worker: Worker) -> None:
     disturb(node, announced, PF1)
     assert worker(OPTIONAL).until(lambda report: report.ready)
 

@@ -112,9 +112,7 @@ def test_the_archive_has_all_output_and_names_what_failed(tmp_path: Path) -> Non
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
 
 
-def test_parts_are_collected_where_no_temporary_file_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_are_collected_where_no_file_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full or read-only, and the archive is written elsewhere."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
     made = tmp_path / "bundle.tar.gz"

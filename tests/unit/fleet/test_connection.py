@@ -123,9 +123,7 @@ def test_a_credential_plugin_runs_once_at_a_time(tmp_path: Path) -> None:
             assert len([*pool.map(lambda _: client.get(Node, "n"), range(4))]) == 4
 
 
-def test_an_empty_proxy_of_the_kubeconfig_leaves_the_environments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_proxy_leaves_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with api_server(tmp_path, a_node) as (url, authority), proxy() as (at, asked):
         monkeypatch.setenv("HTTPS_PROXY", f"http://{at}")
         file = kubeconfig(tmp_path, url, f"certificate-authority: {authority}, proxy-url: ''")

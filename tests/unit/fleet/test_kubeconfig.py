@@ -149,9 +149,7 @@ CLUSTER = 'cluster: {server: "https://127.0.0.1:1"'
         (USER, "exec: {apiVersion: v, command: /nonexistent}", "the kubeconfig's exec command '/nonexistent' is not installed"),
     ],
 )  # fmt: skip
-def test_a_fault_of_the_kubeconfig_is_one_message_with_its_place(
-    tmp_path: Path, before: str, after: str, message: str
-) -> None:
+def test_a_fault_of_the_kubeconfig_is_one_message(tmp_path: Path, before: str, after: str, message: str) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff")
     (tmp_path / "lines").write_text("secret\ntoken")
     assert before in KUBECONFIG

@@ -1,5 +1,7 @@
 """A plan as people read it: grouped by device, equal changes of VFs folded, marked by what they do, and summed up."""
 
+from typing import Any
+
 import click
 import pytest
 
@@ -41,32 +43,23 @@ def test_equal_changes_of_vfs_of_one_pf_are_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "line"),
+    ("before", "after", "more", "line"),
     [
-        ("absent", "present", "  + links altname storage"),
-        ("present", "absent", "  - links altname storage"),
-        (None, 100, "  + links altname storage  100"),
-        (100, None, "  - links altname storage  100"),
-        ("", "1-3", "  ~ links altname storage  (empty) -> 1-3"),
-        (False, True, "  ~ links altname storage  off -> on"),
-        ("\x1b[2J", "x", "  ~ links altname storage  \\x1b[2J -> x"),
+        ("absent", "present", {}, "  + links altname storage"),
+        ("present", "absent", {}, "  - links altname storage"),
+        (None, 100, {}, "  + links altname storage  100"),
+        (100, None, {}, "  - links altname storage  100"),
+        ("", "1-3", {}, "  ~ links altname storage  (empty) -> 1-3"),
+        (False, True, {}, "  ~ links altname storage  off -> on"),
+        ("\x1b[2J", "x", {}, "  ~ links altname storage  \\x1b[2J -> x"),
+        ("1", "3", {"note": "CPU 1 went offline"}, "  ~ links altname storage  1 -> 3  (CPU 1 went offline)"),
+        (1500, 9000, {"original": True}, "  ~ links altname storage  1500 -> 9000  (as it was before)"),
     ],
 )
-def test_the_mark_says_what_is_added_and_removed(before: str | None, after: str | None, line: str) -> None:
-    assert said(Change("links", "host", "altname storage", before, after)) == ["host", line]
-
-
-def test_a_note_says_why_a_change_is_made() -> None:
-    change = Change("irqs", PF, "rx-0", "1", "3", note="CPU 1 went offline")
-    assert said(change) == ["0000:21:00.0 rail0", "  ~ irqs rx-0  1 -> 3  (CPU 1 went offline)"]
-    assert str(change) == "irqs 0000:21:00.0 rx-0: 1 -> 3 (CPU 1 went offline)"
-
-
-def test_a_restored_original_is_marked() -> None:
-    assert said(Change("links", "host", "mtu", 1500, 9000, original=True)) == [
-        "host",
-        "  ~ links mtu  1500 -> 9000  (as it was before)",
-    ]
+def test_the_mark_says_what_is_added_and_removed_and_a_note_why(
+    before: str | None, after: str | None, more: dict[str, Any], line: str
+) -> None:
+    assert said(Change("links", "host", "altname storage", before, after, **more)) == ["host", line]
 
 
 @pytest.mark.parametrize(

@@ -188,9 +188,7 @@ def is_busy(supervised: Supervised, times: int) -> bool:
 
 
 @needs_fuse
-def test_while_a_process_hangs_in_a_write_to_no_device_the_supervisor_waits(
-    start: Start, end_hang: Callable[[], None]
-) -> None:
+def test_the_supervisor_waits_for_a_write_to_no_device(start: Start, end_hang: Callable[[], None]) -> None:
     held = """
 if starts == 1: activity.doing("sysctls", "write"); activity.call("", "write"); open(folder / "mounted/value").read()
 report(True); sys.stdin.read()
