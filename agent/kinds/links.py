@@ -295,13 +295,14 @@ def _add_altname(machine: Machine, index: int, name: str) -> None:
     try:
         machine.netlink.add_altname(index, name)
     except FileExistsError as error:
-        raise OSError(errno.EEXIST, _who_is_called(machine, name)) from error
+        raise OSError(errno.EEXIST, who_is_called(machine, name, "give another altname")) from error
 
 
-def _who_is_called(machine: Machine, name: str) -> str:
+def who_is_called(machine: Machine, name: str, remedy: str) -> str:
+    """Which other netdev has a name, as its own (then the ``remedy``) or as an alternative one."""
     other = machine.netlink.link(name)
     if other is None:
         return f"a netdev is called {name}"
     if other.name == name:
-        return f"the name of a netdev is {name}; give another altname"
+        return f"another netdev is called {name}; {remedy}"
     return f"{other.name} has it, too; if it is not needed there: ip link property del dev {other.name} altname {name}"

@@ -140,7 +140,7 @@ def apply(machine: Machine, change: Change) -> None:
     other = machine.netlink.link(name)
     if other is not None and other.ifindex != link.ifindex:
         # Checked before the link goes down: otherwise each retry would take it down.
-        raise OSError(errno.EEXIST, f"another netdev is called {name}; rename that first")
+        raise OSError(errno.EEXIST, links.who_is_called(machine, name, "rename that first"))
     try:
         machine.netlink.rename(link.ifindex, name)
     except OSError as error:

@@ -172,7 +172,7 @@ def test_a_name_that_another_program_gave_stays_and_its_netdev_is_named(kernel: 
     remedy = f"ip link property del dev {NAME0} altname storage"
     assert failed.error.startswith(f"{NAME0} has it, too") and failed.error.endswith(remedy)
     result = follow(kernel, originals, {**B, "altnames": [NAME0]})
-    assert [o.error for o in result.outcomes] == [f"the name of a netdev is {NAME0}; give another altname"]
+    assert [o.error for o in result.outcomes] == [f"another netdev is called {NAME0}; give another altname"]
     assert kernel.netdev(PF1).name == NAME1
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.sim.engine.one_nic import Node, is_settled, left, vf
 from tests.sim.kernel import no_fault
-from tests.sim.two_nics import NAME0, PF1
+from tests.sim.two_nics import NAME0, NAME1, PF1
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,22 @@ def test_a_name_that_another_netdev_has_for_a_while_is_given_later(node: Node) -
     node.kernel.netlink.rename(other, "eth9")
     assert is_settled(node.follow({"vfs": {"count": 1}}))
     assert node.kernel.netdev(vf(node, 0)).name == name
+
+
+def test_a_name_that_is_another_netdev_s_alternative_name_is_called_that(node: Node) -> None:
+    """udev adds alternative names to netdevs that have been renamed (lxd 12274)."""
+    node.follow({"vfs": {"count": 1}})
+    name = f"{NAME0}v0"
+    other, own = (node.kernel.netdev(function).ifindex for function in (PF1, vf(node, 0)))
+    node.kernel.netlink.set_link(own, up=False)
+    node.kernel.netlink.rename(own, "eth3")
+    for altname in node.kernel.netdev(vf(node, 0)).altnames:
+        node.kernel.netlink.remove_altname(own, altname)
+    node.kernel.netlink.add_altname(other, name)
+    said = [error for field, _, error in left(node.follow({"vfs": {"count": 1}})) if field == "name"]
+    assert [f"ip link property del dev {NAME1} altname {name}" in error for error in said] == [True]
+    node.kernel.netlink.remove_altname(other, name)
+    assert is_settled(node.follow({"vfs": {"count": 1}}))
 
 
 def test_a_vf_that_another_program_renames_at_the_same_moment_is_renamed_once(node: Node) -> None:
