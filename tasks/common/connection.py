@@ -43,7 +43,7 @@ from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import ctx_host
 
 from agent.report.printable import printable
-from tasks.common.known_hosts import global_files
+from tasks.common.known_hosts import configured
 
 OTHER_FILES = 256
 """Files that pyinfra has open beside the connections: its own, and the programs that it starts. It never has so many."""
@@ -194,7 +194,7 @@ def jumping(connect: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(connect)
     def connect_as_host(self: Any, hostname: str, **given: Any) -> None:
-        self._global_files = global_files(hostname, given.get("_pyinfra_ssh_config_file"))
+        self._configured = configured(hostname, given.get("_pyinfra_ssh_config_file"))
         if (of_host := getattr(_of_host, "settings", None)) is not None:
             # pyinfra gives the first bastion sock=None, which would replace that of the bastion's own ProxyJump.
             if given.get("sock") is None:

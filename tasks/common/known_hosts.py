@@ -107,20 +107,22 @@ def reading(_: object) -> Callable[[Iterable[str]], KnownHosts]:
     return lambda files: KnownHosts(tuple(files))
 
 
-def global_files(host: str, config_file: str | None) -> tuple[str, ...]:
-    """The files of all users, for a host by its name in the SSH configuration."""
+def configured(host: str, config_file: str | None) -> tuple[tuple[str, ...], str | None]:
+    """The files of all users, and the name that a host has in files of keys (`HostKeyAlias`), by the SSH configuration."""
     config = get_ssh_config(config_file)
-    named = config.lookup(host).get("globalknownhostsfile", GLOBAL) if config else GLOBAL
-    return tuple(map(os.path.expanduser, named.split()))
+    of_host = config.lookup(host) if config else {}
+    files = of_host.get("globalknownhostsfile", GLOBAL).split()
+    return tuple(map(os.path.expanduser, files)), of_host.get("hostkeyalias")
 
 
 @frozen
 class Judge(MissingHostKeyPolicy):
     """Refuses a key that is revoked or that is not the host's, before a password is sent.
 
-    ``by_name``: what is known of the host by its name, without a port. OpenSSH accepts such a key at any port.
+    ``name``: the host's in files of keys. ``by_name``: what is known of it without a port. OpenSSH accepts such a key at any.
     """
 
+    name: str
     new: MissingHostKeyPolicy
     known: list[Line]
     by_name: list[Line]
@@ -128,13 +130,13 @@ class Judge(MissingHostKeyPolicy):
     def missing_host_key(self, client: Any, hostname: str, key: PKey) -> None:
         """paramiko calls it with each host's key: :class:`KnownHosts`."""
         if line := _first([*self.known, *self.by_name], REVOKED, key):
-            raise ConnectError(f"{line.place} revokes the key of {hostname}: let the host have a new key")
+            raise ConnectError(f"{line.place} revokes the key of {self.name}: let the host have a new key")
         if _first(self.known, KEY, key):
             return
         if others := [line for line in self.known if line.marker == KEY]:
             other = next((line for line in others if line.key.get_name() == key.get_name()), others[0])
             raise ConnectError(
-                f"{hostname} has another key than {other.place} says: if the host has a new key, correct that line; if not, "
+                f"{self.name} has another key than {other.place} says: if the host has a new key, correct that line; if not, "
                 "another machine answers for it"
             )
         if _first(self.by_name, KEY, key):
@@ -142,10 +144,10 @@ class Judge(MissingHostKeyPolicy):
         authority = next((line for line in self.known if line.marker == AUTHORITY), None)
         if authority and isinstance(self.new, AcceptNewPolicy | StrictPolicy):
             raise ConnectError(
-                f"{authority.place} has the host's certificate vouch for {hostname}, and pyinfra reads none: note the host's "
+                f"{authority.place} has the host's certificate vouch for {self.name}, and pyinfra reads none: note the host's "
                 "key, too"
             )
-        self.new.missing_host_key(client, hostname, key)
+        self.new.missing_host_key(client, self.name, key)
 
 
 def _first(known: Iterable[Line], marker: str, key: PKey) -> Line | None:
@@ -161,9 +163,10 @@ def judging(connect: Callable[..., None]) -> Callable[..., None]:
             # A client that is not pyinfra's.
             connect(self, hostname, int(port), *more, **given)
             return
-        hosts = KnownHosts((*self._host_keys.files, *self._global_files))
-        by_name = hosts.of(hostname)
-        known = by_name if int(port) == 22 else hosts.of(f"[{hostname}]:{port}")
+        global_files, alias = self._configured
+        hosts = KnownHosts((*self._host_keys.files, *global_files))
+        name = alias or (hostname if int(port) == 22 else f"[{hostname}]:{port}")
+        by_name, known = hosts.of(alias or hostname), hosts.of(name)
         names = {line.key.get_name() for line in known if line.marker == KEY}
         make = given.get("transport_factory") or Transport
 
@@ -176,7 +179,7 @@ def judging(connect: Callable[..., None]) -> Callable[..., None]:
             )
             return transport
 
-        self._policy = Judge(self._policy, known, by_name)
+        self._policy = Judge(name, self._policy, known, by_name)
         try:
             connect(self, hostname, int(port), *more, **{**given, "transport_factory": preferring})
         except Exception:

@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -244,6 +244,19 @@ def test_a_file_that_cannot_be_read_is_named(
     with guest(KEYS[0]) as (_, at):
         connect(tmp_path, at)
     assert f"the host keys in {tmp_path}/global are not read: Is a directory" in caplog.text
+
+
+@pytest.mark.parametrize(("known", "accepted"), [("site-gpu-1 {key}", True), ("site-gpu-1 {other}", False), ("", True)])
+def test_a_host_is_known_by_its_alias(tmp_path: Path, replace: Callable[..., None], known: str, accepted: bool) -> None:
+    replace(*REPLACED)
+    files(tmp_path, "", known)
+    with (tmp_path / "config").open("a") as config:
+        config.write("HostKeyAlias site-gpu-1\n")
+    with guest(KEYS[0]) as (node, at):
+        with nullcontext() if accepted else pytest.raises(ConnectError, match="site-gpu-1 has another key"):
+            connect(tmp_path, at, 2222)
+        assert bool(node.passwords) == accepted
+    assert (tmp_path / "user").read_text() == ("" if known else f"site-gpu-1 {text(KEYS[0])}\n")
 
 
 def test_another_client_of_paramiko_keeps_its_own_keys(replace: Callable[..., None]) -> None:
