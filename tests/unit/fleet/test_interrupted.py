@@ -122,7 +122,7 @@ def test_a_record_of_another_run_is_left_to_it(commands: Running, by: str, stopp
     other = Record(by, "2026", "wait", True, "rebind")
     code, _, err = during_the_drain(commands, lambda: commands.cluster.note("a", other), stopped)
     assert code == (130 if stopped else 1), err
-    assert f"trackbed: a: failed: {by} began to maintain a at 2026 and has not finished" in err
+    assert f"trackbed: a: failed: {by} began" in err
     assert {name: json.loads(text) for name, text in commands.cluster.recorded().items()} == {"a": unstructure(other)}
     assert commands.cluster.cordoned() == ["a"]
 
@@ -135,9 +135,9 @@ def test_a_maintenance_without_its_record_writes_no_other(commands: Running, sto
         commands.cluster.nodes["a"]["metadata"]["annotations"] = {}
 
     _, out, err = during_the_drain(commands, undone, stopped)
-    said = "trackbed: a: undone: " if stopped else "trackbed: a: failed: its maintenance was undone by somebody else\n"
+    said = "trackbed: a: undone: " if stopped else "trackbed: a: failed: its maintenance was undone"
     assert said in err
-    assert ("a: no maintenance is recorded, and it is cordoned" in out) == stopped
+    assert ("a: no maintenance is recorded" in out) == stopped
     assert (commands.cluster.recorded(), commands.cluster.cordoned()) == ({}, ["a"])
 
 

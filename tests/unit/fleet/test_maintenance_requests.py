@@ -406,7 +406,7 @@ def test_a_node_that_does_not_answer_after_its_change_began_is_given_back_only_i
     conditions = [{"type": names.READY, "status": "True"}, {"type": "Ready", "status": kubelet}]
     script, maintenance = serve({GET: [(200, {**recorded("apply")[1], "status": {"conditions": conditions}})]})
     ended = evolve(maintenance, hosts=Unreachable(Path(), {"a": "a"}), resume=True).run(["a"], 1)["a"]
-    assert (ended[0], ended[1].startswith("trackbed apply on the node failed: no answer")) == (result, True)
+    assert (ended[0], "no answer" in ended[1]) == (result, True)
     assert (PATCH in script.asked) == (result == "undone")
 
 

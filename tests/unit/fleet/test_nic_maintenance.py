@@ -216,8 +216,7 @@ def test_a_nic_without_a_device_of_the_node_is_not_maintained_alone(
 
 def test_a_nic_that_the_node_does_not_have_is_named(fleet: Fleet) -> None:
     result, why = evolve(fleet.maintenance(), nic="rail7").run(["a"], 1)["a"]
-    assert result == "undone"
-    assert why == "the node does not say what its NIC rail7 is: trackbed: the report has no NIC rail7; it has: rail0"
+    assert (result, "rail7" in why, why.endswith("it has: rail0")) == ("undone", True, True)
     assert evolve(fleet.maintenance(), nic=PF).run(["a"], 1)["a"][1].endswith("give --device rail0")
     assert fleet.state() == CLEAN
 
@@ -261,7 +260,8 @@ def test_a_run_whose_maintenance_was_undone_changes_nothing_and_leaves_no_rule(f
             fleet.cluster.nodes["a"]["metadata"]["annotations"] = {}
 
     fleet.received = received
-    assert fleet.maintenance().run(["a"], 1) == {"a": ("failed", "its maintenance was undone by somebody else")}
+    result, why = fleet.maintenance().run(["a"], 1)["a"]
+    assert (result, "by somebody else" in why) == ("failed", True)
     assert (fleet.state(), fleet.dra.made, fleet.node.applied()) == (CLEAN, 2, 0)
 
 

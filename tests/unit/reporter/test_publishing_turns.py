@@ -124,7 +124,8 @@ def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(running: 
     assert notice() is None
     assert reporter.acknowledged.now.error
     say(reporter, UNREADY)
-    assert notice() == f"NoCarrier: Carrier is False (NoCarrier): {NO_CARRIER.message}"
+    said = notice() or ""
+    assert said.startswith("NoCarrier: ") and said.endswith(NO_CARRIER.message)
     assert not reporter.acknowledged.now.ready and reporter.acknowledged.now.generation == 0
     reporter.files.report.unlink()
     assert str(notice()).startswith("NoReport: ")
