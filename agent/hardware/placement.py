@@ -192,8 +192,8 @@ def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> froze
     """The CPUs to which RPS spreads a receive queue whose interrupt ``irq_cpu`` takes. Without any, RPS is off.
 
     RPS is off if each CPU can have a queue of its own (Documentation/networking/scaling.rst). Otherwise these are the pool's
-    CPUs that share the last-level cache of ``irq_cpu``, without that one, which the interrupt loads already. If no other CPU
-    shares it (in many virtual machines each CPU has a cache of its own), they are the pool's other CPUs. CPUs with an owner are
+    CPUs that share the last-level cache of ``irq_cpu``, without that one, which the interrupt loads already. If no other core
+    shares it (many virtual machines show a cache for each core at most), they are the pool's other CPUs. CPUs with an owner are
     left out, and isolated ones: the kernel removes these from the mask, so the mask that is read back would differ from the one
     that was written.
 
@@ -203,7 +203,9 @@ def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> froze
     if queues >= len(unowned):
         return frozenset()
     others = unowned - topology.isolated - {irq_cpu}
-    return frozenset(id for id in others if topology.cpus[id].llc == topology.cpus[irq_cpu].llc) or others
+    own = topology.cpus[irq_cpu]
+    near = frozenset(id for id in others if topology.cpus[id].llc == own.llc)
+    return near if any(topology.cpus[id].core != own.core for id in near) else others
 
 
 Place = tuple[str, int]

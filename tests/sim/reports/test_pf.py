@@ -10,7 +10,7 @@ from attrs import evolve
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from tests.sim.engine.one_nic import Node, is_settled
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, no_fault
 from tests.sim.passes import condition
 from tests.sim.readiness import Node as Probed
 from tests.sim.refusing import refusing
@@ -208,6 +208,25 @@ def test_vfs_whose_netdevs_come_late_are_configured_then(node: Node) -> None:
     assert is_settled(node.follow(nic))
     link = node.kernel.netdev(late)
     assert (link.mtu, link.up, link.name) == (9000, True, f"{NAME0}v1")
+
+
+def test_vfs_that_are_there_only_after_their_number_are_configured_then(node: Node) -> None:
+    """On s390 writing the number does not wait for the VFs (sriov-network-operator 1015)."""
+    tree, link = node.kernel.tree, f"/sys/bus/pci/devices/{PF0}/virtfn1"
+    held: list[str] = []
+
+    def late(operation: str, where: str, value: str) -> None:
+        if link in tree.links:
+            held.append(tree.links[link])
+            tree.remove(link)
+
+    node.kernel.fault = late
+    vfs = {"vfs": {"count": 3, "defaults": {"vlan": 7}}}
+    assert not is_settled(node.follow(vfs))
+    node.kernel.fault = no_fault
+    tree.link(link, held[-1])
+    assert is_settled(node.follow(vfs))
+    assert [each.vlan for each in node.kernel.vfs(PF0)] == [7, 7, 7]
 
 
 def test_a_vf_that_is_nowhere_after_its_pod_is_named() -> None:

@@ -152,6 +152,12 @@ def test_rps_uses_only_cpus_of_the_pool() -> None:
     assert steering(machine(nodes=1, cores=4, threads=1, caches=4), (1, 2, 3), 1, 2) == {1, 3}
 
 
+def test_where_only_the_threads_of_a_core_share_a_cache_rps_uses_the_other_cores_too() -> None:
+    """QEMU may show no cache of the third level (https://github.com/containers/nri-plugins/pull/716)."""
+    topology = machine(nodes=1, cores=4, threads=2, caches=4)
+    assert steering(topology, pool(topology, 0), 1, 1) == {0, 2, 3, 4, 5, 6, 7}
+
+
 def test_of_queues_that_are_equally_near_a_cpu_sends_through_the_one_with_the_fewest_senders() -> None:
     topology = machine(nodes=1, cores=8, threads=1)
     masks = Senders(topology, topology.cpus).transmitting({0: 0, 1: 1})
