@@ -27,6 +27,7 @@ from tasks.common.data import task_keys, this_host
 from tasks.common.replay import earlier_operations
 from tasks.common.status import COMMAND, NodeStatus
 from tasks.common.turns import turns_of
+from tasks.host.kernel import NextKernel, would_not_boot
 from tasks.kubernetes import maintenance
 from tasks.readiness import MARGIN, TIMEOUT
 from tasks.reboot import FOLDER, POLICY, NodeRebootRequests, Reboot, RebootRequests, consequence
@@ -98,6 +99,9 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
         return
     if not host.state.is_executing:
         yield script(_REBOOT)
+        return
+    if (following := host.get_fact(NextKernel)) and (why := would_not_boot(following)):
+        yield refuse(f"not rebooted: {why}")
         return
     turns = turns_of(this_host(), POLICY)
     when = turns.take(host.name)

@@ -17,7 +17,7 @@ from agent.spec.validators import Matches
 from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, host_data, record
-from tasks.common.facts import FactBase
+from tasks.common.facts import FactBase, Yes
 from tasks.common.texts import Texts
 from tasks.packages import Family, OperatingSystem, dkms, holds, vendor_repository
 from tasks.packages.dkms import RunningKernel
@@ -127,6 +127,35 @@ class NextKernel(FactBase[str | None]):
     def process(self, output: list[str]) -> str | None:
         """Take the release from the path."""
         return output[0].rpartition("vmlinuz-")[2] if output else None
+
+
+# A kernel's installation in the RHEL family, and an update before the deploy anywhere, may end without one: /boot was full.
+_NO_INITRAMFS = """
+root=$1
+has_initramfs() { [ -s "$root/boot/initrd.img-$1" ] || [ -s "$root/boot/initramfs-$1.img" ]; }
+if [ -e "$root/boot/vmlinuz-$3" ] && has_initramfs "$2" && ! has_initramfs "$3"; then echo missing; fi
+"""
+
+
+class NoInitramfs(Yes):
+    """Whether a kernel in /boot has no initramfs, and the running one has."""
+
+    prefetched = False
+
+    def command(self, running: str, release: str) -> StringCommand:
+        """Look for the files."""
+        return self.script(_NO_INITRAMFS, "", running, release)
+
+
+def would_not_boot(release: str) -> str:
+    """For an operation: why a boot would not find its root file system with this kernel; empty if it would."""
+    running = host.get_fact(RunningKernel)
+    if not host.state.is_executing or not host.get_fact(NoInitramfs, running=running, release=release):
+        return ""
+    return (
+        f"kernel {release} has no initramfs, so the node would not come back from a boot; see whether /boot is full (df), "
+        f"and make one (update-initramfs -c -k {release}, or dracut --force --kver {release})"
+    )
 
 
 @deploy("Kernel")
@@ -299,5 +328,7 @@ def boot(release: str | None, family: Family) -> Commands:
         return
     if running == release:
         yield from reboot.withdraw(TASK)
+    elif why := would_not_boot(release):
+        yield refuse(f"kernel: {why}")
     else:
         yield from reboot.request(TASK, f"kernel {release} is installed, and {running} runs")

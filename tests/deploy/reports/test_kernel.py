@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from tasks import reboot_policy
+from tasks.common.commands import script
 from tasks.host import kernel
-from tasks.host.kernel import NextKernel
+from tasks.host.kernel import NextKernel, NoInitramfs
 from tasks.packages import AvailableVersions
 from tasks.packages.holds import HeldPackages
+from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_kernel import RUNNING
 from tests.deploy.scripts import sh
@@ -158,3 +161,42 @@ def test_the_kernel_that_grub_boots_is_the_one_of_its_menu_s_default(
     (folder / "grub.cfg").write_text(menu(default))
     (folder / "grubenv").write_text(f"# GRUB Environment Block\n{environment}")
     assert NextKernel().process(sh(kernel._NEXT, tmp_path)) == booted
+
+
+ROCKY_NEXT, DEBIAN_NEXT = "5.14.0-503.el9.x86_64", "6.1.0-10-amd64"
+
+
+@pytest.mark.parametrize(
+    ("release", "files", "refused"),
+    [
+        pytest.param(
+            ROCKY_NEXT, [f"initramfs-{OLD}.img", f"vmlinuz-{ROCKY_NEXT}", f"initramfs-{ROCKY_NEXT}kdump.img"], True,
+            id="spel-795",
+        ),
+        pytest.param(
+            DEBIAN_NEXT, [f"initrd.img-{OLD}", f"vmlinuz-{DEBIAN_NEXT}", f"initrd.img-{DEBIAN_NEXT}.dpkg-bak"], True,
+            id="deepin-2123",
+        ),
+        (ROCKY_NEXT, [f"initramfs-{OLD}.img", f"vmlinuz-{ROCKY_NEXT}", f"initramfs-{ROCKY_NEXT}.img"], False),
+        (DEBIAN_NEXT, [f"initrd.img-{OLD}", f"vmlinuz-{DEBIAN_NEXT}", f"initrd.img-{DEBIAN_NEXT}"], False),
+        pytest.param(DEBIAN_NEXT, [f"vmlinuz-{DEBIAN_NEXT}"], False, id="the running one has none either"),
+        pytest.param(DEBIAN_NEXT, [f"initrd.img-{OLD}"], False, id="kernels are elsewhere"),
+    ],
+)  # fmt: skip
+def test_a_host_is_not_rebooted_into_a_kernel_without_an_initramfs(
+    node: Node, tmp_path: Path, release: str, files: list[str], refused: bool
+) -> None:
+    """dnf ends with 0 although none was made, and GRUB's menu has the kernel. Whatever wants the reboot, it is refused."""
+    (tmp_path / "boot").mkdir()
+    for name in files:
+        (tmp_path / "boot" / name).write_text("image")
+    absent = {of(NoInitramfs): sh(kernel._NO_INITRAMFS, tmp_path, OLD, release)}
+    have = {**RUNNING, **absent, of(NextKernel): f"/boot/vmlinuz-{release}", "cat /proc/sys/kernel/random": ["boot-2"]}
+    node.data = {"reboot": {"policy": "allow"}}
+    due = {of(NodeRebootRequests): ["boot-1", "boot boot-1 why "]}
+    rebooted = node.deploy(reboot_policy.by_policy, {**have, **due})
+    assert (str(script(reboot_policy._REBOOT)) in rebooted.flat) is not refused
+    node.data = {"kernel": {"release": release, "headers": False}}
+    pinned = node.deploy(kernel.pin, {**DEBIAN, **have, **dpkg(f"linux-image-{release}")})
+    for each in (rebooted, pinned):
+        assert any(f"kernel {release} has no initramfs, so" in line for line in each.errors) is refused
