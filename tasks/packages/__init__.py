@@ -112,17 +112,19 @@ without_conflict() {  # argument: what apt says
   [ -n "$ours" ] && [ -e "$parts$ours.sources" ] && rm "$parts$ours.sources"
 }
 apt_update() {
-  left=60
+  left=60 harmless=' is configured multiple times '
   until output=$(apt-get -q update 2>&1); do
     case $output in *"Conflicting values "*) if without_conflict "$output"; then continue; fi ;; esac
     left=$((left - 1))
     case $output in *"Could not get lock"*) ;; *) left=0 ;; esac
     if [ "$left" -gt 0 ]; then sleep 5; continue; fi
-    printf '%s\\n' "$output" >&2
+    printf '%s\\n' "$output" | grep -v "$harmless" >&2
     case $output in
     *" changed its '"*)
       echo "if its owner has announced this, accept it on the node: apt-get update --allow-releaseinfo-change" >&2 ;;
     *" is not bound:"*) old_signatures apt 'Signed-By of the entry' ;;
+    *" does not have a Release file"*)
+      echo "if that repository is gone, or was the installation's medium (cdrom:), remove its entry in /etc/apt" >&2 ;;
     *" is not valid yet "*) echo "the node's clock may be slow: it says $(date -u); correct it, and deploy again" >&2 ;;
     *" is expired "*)
       echo "the node's clock may be fast (it says $(date -u)), or this is a mirror that is not updated any more; for a" \\
@@ -130,7 +132,7 @@ apt_update() {
     esac
     return 1
   done
-  warnings=$(printf '%s\\n' "$output" | grep '^W: ' || true)
+  warnings=$(printf '%s\\n' "$output" | grep '^W: ' | grep -v "$harmless" || true)
 }
 apt_once() {
   left=60 errors=$(mktemp)

@@ -99,6 +99,41 @@ def test_a_repository_that_does_not_answer_keeps_no_other_one_away(silent: dict[
 
 
 @pytest.mark.parametrize(
+    ("more", "wanted", "said"),
+    [
+        pytest.param("", "cuda-drivers", "E: Unable to locate package cuda-drivers", id="cloud-init-4691"),
+        pytest.param("deb file:{}/none noble main\n", "fabric-tools", "E: The repository '", id="puppetlabs-apt-1231"),
+    ],
+)
+def test_that_sources_have_a_repository_twice_hides_no_error(
+    tmp_path: Path, environment: dict[str, str], more: str, wanted: str, said: str
+) -> None:
+    with (tmp_path / "etc/sources.list").open("r+") as file:
+        file.write(file.read() + more.format(tmp_path))
+    with pytest.raises(AssertionError) as caught:
+        sh(INSTALL, wanted, **environment)
+    assert said in str(caught.value) and "configured multiple times" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(
+            "cdrom:[Debian GNU/Linux 12.5.0 _Bookworm_ - Official NETINST]/ bookworm main", id="freeswitch-409"
+        ),
+        pytest.param("file:/nowhere/ppa noble main", id="ansible-ppa-104"),
+    ],
+)
+def test_the_entry_of_a_repository_that_is_gone_is_to_be_removed(
+    tmp_path: Path, environment: dict[str, str], entry: str
+) -> None:
+    with (tmp_path / "etc/sources.list").open("a") as file:
+        file.write(f"deb {entry}\n")
+    with pytest.raises(AssertionError, match=r"does not have a Release file.\n.*\(cdrom:\), remove its entry"):
+        sh(INSTALL, "fabric-tools", **environment)
+
+
+@pytest.mark.parametrize(
     ("field", "refused"),
     [
         pytest.param("Origin", True, id="nvidia-docker-1349"),
