@@ -86,11 +86,12 @@ done
 """A script that waits up to five minutes while cloud-init writes the package manager's sources, or is still to do so: at a
 server's first boot one can log in before. What it installs comes in a later unit, with the package manager's own locks."""
 
-UNDISTURBED = f"{systemd_reload.BEFORE_PACKAGES}{_CLOUD_INIT}export NEEDRESTART_SUSPEND=1\n"
+UNDISTURBED = f"{systemd_reload.BEFORE_PACKAGES}{_CLOUD_INIT}export NEEDRESTART_SUSPEND=1 APT_LISTBUGS_FRONTEND=none\n"
 """The start of a script in which packages are installed. What runs on the node goes on as it is.
 
 After each run of apt, Ubuntu 24.04's needrestart would restart services whose libraries were replaced, as containerd, the
 kubelet or slurmd, without a question. Since needrestart 3.0 its hook (apt-pinvoke) does nothing in this environment.
+Nor does apt-listbugs: for a grave bug in Debian's list it would end an installation that nobody watches, and pin the package.
 """
 
 OLD_SIGNATURES = """
@@ -116,8 +117,9 @@ apt_update() {
   until output=$(apt-get -q update 2>&1); do
     case $output in *"Conflicting values "*) if without_conflict "$output"; then continue; fi ;; esac
     left=$((left - 1))
-    case $output in *"Could not get lock"*) ;; *) left=0 ;; esac
+    case $output in *"Could not get lock"* | *"Mirror sync in progress"*) ;; *) left=0 ;; esac
     if [ "$left" -gt 0 ]; then sleep 5; continue; fi
+    case $output in *"Mirror sync in progress"*) break ;; esac
     printf '%s\\n' "$output" | grep -v "$harmless" >&2
     case $output in
     *" changed its '"*)
@@ -132,7 +134,7 @@ apt_update() {
     esac
     return 1
   done
-  warnings=$(printf '%s\\n' "$output" | grep '^W: ' | grep -v "$harmless" || true)
+  warnings=$(printf '%s\\n' "$output" | grep '^[EW]: ' | grep -v "$harmless" || true)
 }
 apt_once() {
   left=60 errors=$(mktemp)
@@ -164,13 +166,13 @@ apt_install() {
 )
 """The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,
 which often runs after a server's first boot. (DPkg::Lock::Timeout applies neither to apt-get update nor to the lock of the
-folder of packages, hence the loops.)
+folder of packages, hence the loops.) So does the first for a repository whose owner is changing it, as NVIDIA's for minutes.
 
 If the operator has added an entry of a repository of the deploy, with another key, apt reads no sources at all. Then the
 deploy's entry goes. The operation that has written it judges the other one (tasks/packages/vendor_repository.py).
 
 `apt-get update` ends with 0 if a repository does not answer, so that others can be used. If an installation fails, this may be
-the reason.
+the reason. One that is still being changed is treated in the same way.
 
 If dpkg was killed, as by a power cut, its folder `updates` has what it has not written to its database. apt refuses to work
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.

@@ -295,6 +295,9 @@ failed() {
     echo "no repository has dkms, which for the RHEL family is in EPEL: add EPEL (epel-release) and CRB, or mirrors of them" >&2
   fi
   restrictions >&2
+  # An image of a kernel and its initramfs need most of this, in /boot.
+  df -P / /boot /usr /var 2>/dev/null | awk 'NR > 1 && $4 < 200000 && !seen[$6]++ {
+    print $6 " has " int($4 / 1024) " MiB left, which may be the cause (df)" }' >&2
   if [ -n "$remedy" ]; then echo "$remedy" >&2; fi
   exit "$status"
 }

@@ -193,3 +193,38 @@ def test_a_key_that_apt_accepts_no_more_is_to_be_fetched_again(tmp_path: Path) -
     program(tmp_path / "bin/apt-get", f"cat <<'END'\n{UNBOUND}END\nexit 100")
     with pytest.raises(AssertionError, match=r"not signed\.\n(?s:.*)remove its file on the node \(Signed-By"):
         sh(f"{packages.APT}apt_update", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+
+
+CHANGING = """\
+E: Failed to fetch https://repo.example.net/deb/Packages.gz  File has unexpected size (1410 != 1406). Mirror sync in progress?
+E: Some index files failed to download. They have been ignored, or old ones used instead.
+"""
+
+
+@pytest.mark.parametrize("wanted", ["jq", "cuda-drivers"])
+@pytest.mark.parametrize("settled_after", [1, 1000])
+def test_a_repository_that_changes_just_then_is_asked_again(tmp_path: Path, wanted: str, settled_after: int) -> None:
+    """If that goes on for long, what other repositories have can still be installed."""
+    log = tmp_path / "log"
+    program(tmp_path / "bin/sleep", f"echo slept >> {log}")
+    changing = f"[ $(wc -l < {log}) -ge {settled_after} ] || {{ cat <<'END'\n{CHANGING}END\nexit 100; }}"
+    program(
+        tmp_path / "bin/apt-get", f"case $* in *update) {changing} ;; *cuda-drivers) echo none >&2; exit 100 ;; esac"
+    )
+    log.touch()
+    if wanted == "jq":
+        sh(INSTALL, wanted, programs=tmp_path / "bin")
+    else:
+        with pytest.raises(AssertionError) as caught:
+            sh(INSTALL, wanted, programs=tmp_path / "bin")
+        assert ("Mirror sync in progress" in str(caught.value)) == (settled_after > 1)
+    assert log.read_text().split().count("slept") == min(settled_after, 59)
+
+
+def test_grave_bugs_in_debian_s_list_end_no_installation(tmp_path: Path) -> None:
+    """As apt-listbugs does it without a terminal, as a hook of apt."""
+    program(
+        tmp_path / "bin/apt-get",
+        '[ "$APT_LISTBUGS_FRONTEND" = none ] || { echo "returned an error code (10)"; exit 100; }',
+    )
+    sh(f"{packages.APT}apt_update\napt_install install -- perftest", programs=tmp_path / "bin")

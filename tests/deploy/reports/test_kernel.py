@@ -8,13 +8,14 @@ from tasks import reboot_policy
 from tasks.common.commands import script
 from tasks.host import kernel
 from tasks.host.kernel import NextKernel, NoInitramfs
-from tasks.packages import AvailableVersions
+from tasks.packages import AvailableVersions, vendor_repository
 from tasks.packages.holds import HeldPackages
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_kernel import RUNNING
 from tests.deploy.scripts import sh
 from tests.deploy.systems import UBUNTU, dpkg, rpm
+from tests.stand_ins import program
 
 
 @pytest.mark.parametrize(
@@ -200,3 +201,29 @@ def test_a_host_is_not_rebooted_into_a_kernel_without_an_initramfs(
     pinned = node.deploy(kernel.pin, {**DEBIAN, **have, **dpkg(f"linux-image-{release}")})
     for each in (rebooted, pinned):
         assert any(f"kernel {release} has no initramfs, so" in line for line in each.errors) is refused
+
+
+FULL = """\
+Setting up linux-image-5.15.0-75-generic (5.15.0-75.82) ...
+update-initramfs: Generating /boot/initrd.img-5.15.0-75-generic
+zstd: error 25 : Write error : No space left on device (cannot write compressed block)
+E: Sub-process /usr/bin/dpkg returned an error code (1)
+"""
+DF = """\
+Filesystem     1024-blocks      Used Available Capacity Mounted on
+/dev/vda2        102400000  12400000  90000000      13% /
+/dev/vda1           496000    478592     17408      97% /boot
+/dev/vda2        102400000  12400000  90000000      13% /
+"""
+
+
+@pytest.mark.parametrize("script", [pytest.param(vendor_repository._APT, id="apt"), vendor_repository._DNF])
+def test_a_full_boot_is_named_if_a_kernel_cannot_be_installed(tmp_path: Path, script: str) -> None:
+    for name in ("apt-get", "dnf"):
+        program(tmp_path / name, f"cat >&2 <<'END'\n{FULL}END\n[ \"$*\" = '-q update' ] || exit 1")
+    program(tmp_path / "df", f"cat <<'END'\n{DF}END")
+    with pytest.raises(AssertionError) as caught:
+        sh(script, "", "another release", "", "linux-image-5.15.0-75-generic", programs=tmp_path, MACHINE=str(tmp_path))
+    assert [line for line in str(caught.value).splitlines() if "MiB left" in line] == [
+        "/boot has 17 MiB left, which may be the cause (df)"
+    ]
