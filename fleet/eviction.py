@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -29,10 +30,14 @@ FINISHED = ("Succeeded", "Failed")
 REFUSED = (409, 429, NO_LEADER)
 """HTTP status codes of an eviction that is refused for now (pkg/registry/core/pod/storage/eviction.go): others write the pod or
 its PodDisruptionBudget, or another pod has its name by now; the budget forbids it; an admission webhook does not answer, or
-another operator moves the pod first, or etcd has no leader."""
+etcd has no leader."""
 
 SEVERAL_BUDGETS = "more than one PodDisruptionBudget"
 """What a refusal with 500 says if several budgets cover the pod, which does not pass."""
+
+DENIED = re.compile('admission webhook "[^"]*" denied the request')
+"""What a refusal says if an admission webhook gives it, with a status code of the webhook's choice (ToStatusErr,
+staging/src/k8s.io/apiserver/pkg/admission/plugin/webhook/errors/statuserror.go): another operator moves the pod first."""
 
 TERMINATING = "NamespaceTerminating"
 """The cause that a refusal (403) names if the pod's namespace is being deleted. The pod will end without an eviction
@@ -103,7 +108,8 @@ def why_not_now(error: ApiError) -> str:
     """Why the API server refuses an eviction that may be tried again; empty for any other error."""
     causes = (error.status.details.causes if error.status.details else None) or ()
     said = error.status.message or "refused"
-    if SEVERAL_BUDGETS in said or (code(error) not in REFUSED and all(cause.reason != TERMINATING for cause in causes)):
+    passes = code(error) in REFUSED or DENIED.search(said) or any(cause.reason == TERMINATING for cause in causes)
+    if SEVERAL_BUDGETS in said or not passes:
         return ""
     return " ".join([said, *(cause.message for cause in causes if cause.message)])
 

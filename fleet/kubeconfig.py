@@ -115,7 +115,8 @@ def default_file() -> Path:
 
     :raises Misconfigured: KUBECONFIG names several files.
     """
-    named = [each for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each]
+    # As for kubectl, an empty name is none, and a file that is named again is the same one.
+    named = [*dict.fromkeys(each for each in os.environ.get("KUBECONFIG", "").split(os.pathsep) if each)]
     if len(named) > 1:
         raise Misconfigured(f"KUBECONFIG names {len(named)} files, and only one can be used; set it to that one")
     return expanded(named[0] if named else DEFAULT_KUBECONFIG)

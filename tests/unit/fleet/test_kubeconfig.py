@@ -291,8 +291,9 @@ def test_several_files_in_the_environment_are_refused(tmp_path: Path, monkeypatc
         bound_token(None, "n1", 600)
     for said in (trackbed("status").stderr, str(refused.value)):
         assert "KUBECONFIG names 2 files, and only one can be used; set it to that one" in said
-    monkeypatch.setenv("KUBECONFIG", f":{tmp_path}/kubeconfig")
-    assert "https://127.0.0.1:1 cannot be reached" in trackbed("status").stderr
+    for one in (f":{tmp_path}/kubeconfig", f"{tmp_path}/kubeconfig:{tmp_path}/kubeconfig"):
+        monkeypatch.setenv("KUBECONFIG", one)
+        assert "https://127.0.0.1:1 cannot be reached" in trackbed("status").stderr
 
 
 @pytest.mark.parametrize("body", ["<html>", "", "null", "5", TIME % "null", TIME % "[{}]", '{"metadata": {}}'])

@@ -124,17 +124,18 @@ NO_WEBHOOK = 'Internal error occurred: failed calling webhook "virtualization-po
 
 
 @pytest.mark.parametrize(
-    "why",
+    ("code", "why"),
     [
-        pytest.param(BY_STRIMZI, id="kured-1269"),
-        pytest.param(NO_WEBHOOK, id="deckhouse-23007"),
-        pytest.param("etcdserver: leader changed", id="eksctl-8782"),
+        pytest.param(500, BY_STRIMZI, id="kured-1269"),
+        pytest.param(403, BY_STRIMZI, id="AKS-5637"),
+        pytest.param(500, NO_WEBHOOK, id="deckhouse-23007"),
+        pytest.param(500, "etcdserver: leader changed", id="eksctl-8782"),
     ],
 )
-def test_an_eviction_that_fails_for_a_moment_does_not_undo_the_drain(serve: Serve, why: str) -> None:
+def test_an_eviction_that_fails_for_a_moment_does_not_undo_the_drain(serve: Serve, code: int, why: str) -> None:
     """A webhook on the drained node is away for a moment, or an operator's webhook has the operator move the pod first."""
     script, maintenance = serve(
-        {PODS: [ONE_POD, ONE_POD, NO_PODS], EVICTION: [status(500, why), (201, {})], GET: [UNUSED, recorded("drain")]}
+        {PODS: [ONE_POD, ONE_POD, NO_PODS], EVICTION: [status(code, why), (201, {})], GET: [UNUSED, recorded("drain")]}
     )
     assert maintenance.take_out("a") == ("done", "")
     assert script.asked.count(EVICTION) == 2
