@@ -43,6 +43,7 @@ class DriverFamily:
     ``vfs_miss_carrier``: a VF that comes up while its PF is being reset has no carrier until it is set down and up (known
     only for igb). ``has_netdev``: its functions have netdevs of their own. ``pfs_only_for_vfs``: those with SR-IOV have one
     only while they have VFs, to configure these. ``invents_rate``: the rate that its RDMA ports report is not real.
+    ``paired_queues``: a receive queue without a transmit queue of the same number receives nothing by itself.
     ``unclassified``: the PCI IDs of functions whose PCI class does not say that they are network controllers.
     """
 
@@ -64,6 +65,7 @@ class DriverFamily:
     trust_flaps: bool = True
     pfc_flaps: bool = True
     invents_rate: bool = False
+    paired_queues: bool = False
     unclassified: tuple[str, ...] = ()
 
     def creates_netdev(self, total_vfs: int) -> bool:
@@ -245,8 +247,12 @@ FAMILIES: tuple[DriverFamily, ...] = (
     # NVIDIA (Mellanox) ConnectX-4 and later. From the driver's source and vendor documents: not run on such a NIC.
     DriverFamily(
         drivers=("mlx5_core",),
-        # drivers/net/ethernet/mellanox/mlx5/core/pci_irq.c names them mlx5_comp<q>@pci:<BDF> and mlx5_async<n>@pci:<BDF>.
-        queue_irqs=re.compile(r"mlx5_(?P<role>comp)(?P<queue>\d+)@"),
+        # mlx5_comp<q>@pci:<BDF> and mlx5_async<n>@pci:<BDF>; mlx5_combined0@pci:<BDF> is the only one of a function with one
+        # vector (irq_set_name in pci_irq.c, since Linux 5.16).
+        queue_irqs=re.compile(r"mlx5_(?P<role>comp|combined)(?P<queue>\d+)@"),
+        # Before Linux 6.2 there are as many receive queues again, for AF_XDP only (rq_groups in mlx5e_update_netdev_queues,
+        # en_main.c).
+        paired_queues=True,
         # A new set of channels is opened before the old one is closed (mlx5e_safe_switch_params).
         mtu_flaps=False,
         vf_count_flaps=False,

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
+from agent.driver_families import family_of
 from agent.hardware.functions import NET, is_away, netdev, pci_of
 from agent.hardware.placement import from_mask, mask
 from agent.hardware.sysfs import names_in, numbered, parsed, read_or, whole
@@ -72,23 +73,26 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     queues: dict[str, dict[str, Queues]] = {}
     for address, of_address in functions.items():
         queues[address] = {}
+        paired = family_of(want.nics[address].function.driver).paired_queues
         for target, pci in of_address.items():
             queues[address][target] = NONE
             if (name := netdev(machine.files, pci)) is not None:
-                queues[address][target] = _read(machine.files, QUEUES.format(name=name), spec)
+                queues[address][target] = _read(machine.files, QUEUES.format(name=name), spec, paired)
             elif pci in places:
                 try:
                     with machine.namespaces.files(places[pci]) as files:
                         if (name := netdev(files, pci)) is not None:
-                            queues[address][target] = _read(files, QUEUES.format(name=name), spec)
+                            queues[address][target] = _read(files, QUEUES.format(name=name), spec, paired)
                 except FileNotFoundError:
                     continue  # the namespace is gone; an event follows when the netdev is back
     return queues
 
 
-def _read(files: Attributes, folder: str, spec: NodeSpec) -> Queues:
+def _read(files: Attributes, folder: str, spec: NodeSpec, paired: bool) -> Queues:
     names = names_in(files, folder)
     receive, transmit = numbered(names, "rx-"), numbered(names, "tx-")
+    if paired:
+        receive = {queue: name for queue, name in receive.items() if queue in transmit}
     # With a single transmit queue the file exists, but reading it gives ENOENT (net-sysfs.c, xps_cpus_show).
     several = transmit if len(transmit) > 1 else {}
     return Queues(

@@ -60,10 +60,7 @@ def _plan_rps(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _served(placed: Mapping[Key, int], target: str, numbers: Iterable[int]) -> dict[int, int]:
-    """The queues of a netdev that interrupts serve, and the CPU of each.
-
-    Before Linux 6.2 mlx5 shows as many again, for AF_XDP only (rq_groups in mlx5e_update_netdev_queues, en_main.c).
-    """
+    """The queues of a netdev that interrupts serve, and the CPU of each."""
     return {queue: cpu for queue in numbers if (cpu := placed.get((target, str(queue)))) is not None}
 
 

@@ -132,6 +132,7 @@ def test_each_family_names_the_interrupts_of_its_queues_in_its_own_way() -> None
     ionic = ["ionic-0000:21:00.0-L0-adminq0", "ionic-ens1-L0-rx0", "ionic-ens1-L0-rx1"]
     assert by_driver("ionic", ionic) == [None, 0, 1]
     assert by_driver("mlx5_core", ["mlx5_async0@pci:0000:21:00.0", "mlx5_comp7@pci:0000:21:00.0"]) == [None, 7]
+    assert by_driver("mlx5_core", ["mlx5_combined0@pci:0000:21:00.0"]) == [0]
     assert by_driver("igb", ["ens1", "ens1-TxRx-0", "ens1-TxRx-0"]) == [None, 0, None]
     assert by_driver("mana", ["mana_intr"] * 3) == [None, 0, 1]
     assert by_driver("atlantic", ["ens1"] * 3) == [0, 1, 2]
