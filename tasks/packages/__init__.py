@@ -186,7 +186,9 @@ dnf() {
     { message=$(command dnf --setopt=exit_on_lock=1 "$@" 2>&1 >&3); } 3>&1 || code=$?
     left=$((left - 1))
     case "$code $message" in
+    0\\ *) break ;;
     200\\ *) ;;
+    *"Status code: 404 for "*"/repodata/"*"-primary.xml"*) ;;
     *"transaction lock on "*"(Resource temporarily unavailable)"* | *"Failed to obtain rpm transaction lock"*) ;;
     *"Rpm transaction failed."*)
       tail -n 1 "${DNF5_LOG:-/var/log/dnf5.log}" 2>/dev/null | grep -q "transaction lock on " || break ;;
@@ -204,6 +206,8 @@ dnf() {
 With ``exit_on_lock`` dnf ends with 200 if another process has a lock, and names that process (dnf/lock.py, dnf/cli/main.py).
 For rpm's own lock neither rpm without a terminal (rpmlockAcquire in rpm) nor dnf5 waits, and dnf ends with 1. What rpm says of
 it is only in the log of dnf5 (tried with dnf5 5.4).
+
+It waits, too, for a repository whose owner is changing it: the index files that it names are not there yet, or no more.
 """
 
 DNF = UNDISTURBED + OLD_SIGNATURES + WAITING_DNF

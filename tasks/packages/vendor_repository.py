@@ -189,7 +189,8 @@ def source(name: str, repository: Repository, family: Family) -> tuple[str, str]
     else:
         lines = [f"[trackbed-{name}]", f"name={name}, by Trackbed", f"baseurl={repository.uri}"]
         checked = ["gpgcheck=0", "repo_gpgcheck=1"] if repository.repo_gpgcheck else ["gpgcheck=1"]
-        lines += ["enabled=1", *checked, f"gpgkey=file://{ring}"]
+        # As apt does it: otherwise a repository that does not answer keeps dnf from installing anything (dnf.conf(5)).
+        lines += ["enabled=1", "skip_if_unavailable=1", *checked, f"gpgkey=file://{ring}"]
     return _source_path(name, family), HEADER + "\n".join(lines) + "\n"
 
 

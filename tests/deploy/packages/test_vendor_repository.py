@@ -37,6 +37,7 @@ DNF = """\
 name=doca, by Trackbed
 baseurl=http://repo.example.net/doca
 enabled=1
+skip_if_unavailable=1
 gpgcheck=1
 gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-trackbed-doca
 """

@@ -11,6 +11,7 @@ import pytest
 from lab.rpm import Rpm
 from tasks.common.commands import script
 from tasks.packages import DNF, vendor_repository
+from tasks.packages.vendor_repository import Repository
 from tests.deploy.drivers.test_going_back_dnf import Node, repository
 from tests.deploy.scripts import ran, sh
 from tests.stand_ins import program
@@ -91,6 +92,35 @@ def test_dnf5_says_only_in_its_log_that_rpm_itself_is_at_work(tmp_path: Path, lo
     program(tmp_path / "bin/sleep", f"touch {tmp_path}/free")
     done = ran(script(f"{DNF}dnf install -y jq"), tmp_path / "bin", DNF5_LOG=str(tmp_path / "log"))
     assert (done.returncode == 0) is waits
+
+
+# As dnf 4 of RHEL 9 prints it, in short.
+CHANGING = """\
+Errors during downloading metadata for repository 'cuda':
+  - Status code: 404 for https://repo.example.net/rhel9/x86_64/repodata/15616d4920f279828bc0-primary.xml.gz (IP: 192.0.2.9)"""
+GONE = """\
+Errors during downloading metadata for repository 'cuda':
+  - Status code: 404 for https://repo.example.net/rhel9.0/x86_64/repodata/repomd.xml (IP: 192.0.2.9)"""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "waits"),
+    [
+        pytest.param(CHANGING, 1, True, id="notebooks-1188"),
+        pytest.param(GONE, 1, False, id="libnvidia-container-203"),
+        pytest.param(CHANGING, 0, False, id="what is wanted is in another one"),
+    ],
+)
+def test_a_repository_that_changes_just_then_is_asked_again(tmp_path: Path, said: str, code: int, waits: bool) -> None:
+    program(tmp_path / "bin/dnf", f"[ -e {tmp_path}/free ] || {{ cat >&2 <<'END'\n{said}\nEND\nexit {code}; }}")
+    program(tmp_path / "bin/sleep", f"touch {tmp_path}/free")
+    done = ran(script(f"{DNF}dnf install -y jq"), tmp_path / "bin")
+    assert ((tmp_path / "free").exists(), done.returncode) == (waits, 0 if waits else code)
+
+
+def test_a_vendor_s_repository_that_does_not_answer_keeps_no_other_one_away() -> None:
+    given = Repository("http://repo.example.net/doca", "http://repo.example.net/key", "A" * 40)
+    assert "\nskip_if_unavailable=1\n" in vendor_repository.source("doca", given, "rhel")[1]
 
 
 # As rpm of RHEL 10 and of RHEL 9, and dnf, print it.
