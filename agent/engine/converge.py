@@ -14,7 +14,7 @@ from agent.engine.nic_verdicts import nic_verdicts, of_needed_nics
 from agent.engine.observation import Observed, not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.hardware.functions import links_to_vfs, rediscover
-from agent.kinds import Kind, by_name, irqs, links, ordered, vf_links, vfs
+from agent.kinds import Kind, by_name, ethtool, irqs, links, ordered, vf_links, vfs
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Disruption, FunctionFault, NicVerdict, Outcome, Status
 from agent.report.target import device_of
@@ -248,9 +248,20 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
 
 
 def _flapped(applied: Sequence[Outcome]) -> frozenset[str]:
+    """The PFs that may have lost their carrier by the changes. It counts also where no flap follows from it.
+
+    mlx5 has none for an instant whenever it opens other channels (mlx5e_switch_priv_channels in en_main.c).
+    """
     return frozenset(
-        o.change.device for o in applied if o.change.disruption >= Disruption.LINK_FLAP or sets_state(o.change)
+        o.change.device
+        for o in applied
+        if o.change.disruption >= Disruption.LINK_FLAP or sets_state(o.change) or _reopens_pf(o.change)
     )
+
+
+def _reopens_pf(change: Change) -> bool:
+    reopens = change.field == "mtu" or change.kind in [each.NAME for each in ethtool.KINDS]
+    return reopens and change.target == change.device
 
 
 def _takes_pf_down(change: Change) -> bool:

@@ -46,6 +46,11 @@ class Carriers:
         netdev = self.kernel.netdevs[self.kernel.netdev(function).name]
         netdev.link = evolve(netdev.link, carrier_downs=1 + netdev.link.carrier_downs)
 
+    def reopened(self, function: str) -> None:
+        """mlx5 opens other channels of a netdev (mlx5e_switch_priv_channels in en_main.c)."""
+        if self.kernel.driver(function) == "mlx5_core" and self.kernel.netdev(function).up:
+            self.count_loss(function)
+
     def brought_up(self, name: str) -> None:
         self._lost -= {name} - self._slow
 

@@ -190,6 +190,7 @@ class SimEthtool:
         if netdev.queues != given["combined"]:
             netdev.queues = given["combined"]
             self._reset_queues(function)
+            self.kernel.carriers.reopened(function)
 
     def _switch(self, function: str, netdev: _Netdev, wanted: Mapping[str, int]) -> None:
         separate = wanted["rx"], wanted["tx"]
@@ -202,11 +203,12 @@ class SimEthtool:
         return {name: Setting(size, RINGS) for name, size in self._of(ifindex)[1].rings.items()}
 
     def _set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
-        _, netdev = self._written(ifindex, "rings", given)
+        function, netdev = self._written(ifindex, "rings", given)
         _lacking(given, netdev.rings)
         if any(size > RINGS for size in given.values()):
             raise _error(errno.EINVAL, "requested ring size exceeds maximum")
         netdev.rings |= {name: (max(size, LEAST_RING) + 7) // 8 * 8 for name, size in given.items()}
+        self.kernel.carriers.reopened(function)
 
     def _coalescing(self, ifindex: int) -> Mapping[str, Setting]:
         function, netdev = self._of(ifindex)

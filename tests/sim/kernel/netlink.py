@@ -47,6 +47,7 @@ class SimNetlink:
                 raise error(errno.EINVAL, netdev.link.name)
             mtu = min(mtu, self._kernel.partition_mtu) if infiniband else mtu  # ipoib_change_mtu in ipoib_main.c
             netdev.link = evolve(netdev.link, mtu=mtu)
+            self._kernel.carriers.reopened(netdev.function)
         if txqueuelen is not None:
             netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
         if up is not None and up != netdev.link.up:

@@ -10,8 +10,9 @@ from agent.probes.link_flaps import MOST, TRAINING, Loss, health
 from agent.report.records import NicVerdict
 from agent.report.verdict import is_ready
 from agent.spec.node import Flaps
+from tests.sim.kernel import Kernel
 from tests.sim.readiness import Node
-from tests.sim.two_nics import NAME0, PF0, PF1
+from tests.sim.two_nics import MAC0, NAME0, PF0, PF1
 
 FLAPS = {"losses": 3, "within": 300, "daily": 5, "quiet": 600, "probation": 3600}
 HOUR, DAY = 3600, 86400
@@ -185,6 +186,26 @@ def test_the_agent_s_own_changes_and_a_netdev_that_is_set_down_are_no_losses(nod
         look(node)
         node.now += TRAINING
     assert look(node).link == "good"
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("channels", [{"combined": number} for number in (1, 2, 3, 4)]),
+        ("rings", [{"rx": size, "tx": size} for size in (512, 1024, 2048, 4096)]),
+        ("mtu", [9000, 1500, 9000, 1500]),
+    ],
+)
+def test_channels_that_mlx5_opens_anew_for_the_agent_are_no_losses(setting: str, values: list[object]) -> None:
+    """It has no carrier for an instant, which the kernel counts."""
+    node = Node(Kernel(cpus=8))
+    node.kernel.add_nic(PF0, NAME0, MAC0, driver="mlx5_core")
+    for value in values:
+        node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, setting: value}]}
+        look(node)
+        node.now += TRAINING
+        assert look(node).link == "good"
+    assert node.kernel.netdev(PF0).carrier_downs
 
 
 def test_a_restart_of_the_agent_forgets_no_loss_and_counts_those_meanwhile(node: Node) -> None:
