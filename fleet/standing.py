@@ -180,7 +180,7 @@ def _judged(
         return status, ready.lastTransitionTime, ready.reason or "", ready.message or ""
     if node is not None:
         return "Unknown", None, "NotPublished", "its reporter has published nothing yet"
-    message = "the cluster has no Node of this name: it has not joined yet, or its Node was deleted"
+    message = "the cluster has no Node of this name: it has not joined yet, its Node was deleted, or node_name is wrong"
     return "Unknown", None, "NotJoined", message
 
 

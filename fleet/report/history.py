@@ -37,17 +37,22 @@ SHARE = (
 # For each node, the share of the time for which it did not answer.
 SILENT = "(1 - clamp(min by (instance) (avg_over_time(up{0}[{1}])), 0, 1) >= 0)"
 
+TOO_MANY = 1e9
+"""No node can make so many repairs of a kind. Larger numbers, and infinite ones, are left out."""
+
+# Of a node that several servers scrape, a server above them (Thanos, a federation) has several series.
+EACH = f"max by (instance, {{}}) ({{}} < {TOO_MANY:.0f})"
+
 # Repairs in a step. increase() misses those between the last scrape of a step and the first of the next. If a step has few
 # scrapes, these are many. A counter that has decreased was reset by a boot.
 COUNT = 'trackbed_drift_repairs_total{kind!=""}'
-REPAIRED = f"({COUNT} - {COUNT} offset $step) >= 0 or ({COUNT} < {COUNT} offset $step) >= 0"
-REPAIRED_AT_ALL = f"increase({COUNT}[$range]) > 0"
-SUSPECTED_AT_ALL = 'increase(trackbed_drift_suspects_total{kind!="",program!=""}[$range]) > 0'
+IN_STEP = f"(({COUNT} - {COUNT} offset $step) >= 0 or ({COUNT} < {COUNT} offset $step) >= 0)"
+REPAIRED = EACH.format("kind", IN_STEP)
+REPAIRED_AT_ALL = EACH.format("kind", f"increase({COUNT}[$range])") + " > 0"
+SUSPECTS = 'increase(trackbed_drift_suspects_total{kind!="",program!=""}[$range])'
+SUSPECTED_AT_ALL = EACH.format("kind, program", SUSPECTS) + " > 0"
 
 CONDITION = 'trackbed_condition{type!="",status!~"|True",severity!=""} == 1'
-
-TOO_MANY = 1e9
-"""No node can make so many repairs of a kind. Larger numbers, and infinite ones, are left out."""
 
 OURS = '{job="trackbed"}'
 
@@ -179,20 +184,20 @@ def _faulty(prometheus: Prometheus) -> tuple[Faulty, ...]:
 
 
 def _repairs(prometheus: Prometheus) -> dict[str, Course]:
-    series = prometheus.over_time(f"sum by (kind) (({REPAIRED}) < {TOO_MANY:.0f}) > 0")
+    series = prometheus.over_time(f"sum by (kind) ({REPAIRED}) > 0")
     return {labels["kind"]: course for labels, course in sorted(series, key=lambda each: each[0]["kind"])}
 
 
 def _repaired(prometheus: Prometheus) -> dict[str, tuple[int, int]]:
-    times = prometheus.at_end(f"sum by (kind) ({REPAIRED_AT_ALL} < {TOO_MANY:.0f})")
-    nodes = prometheus.at_end(_nodes("kind", f"{REPAIRED_AT_ALL} < {TOO_MANY:.0f}"))
+    times = prometheus.at_end(f"sum by (kind) ({REPAIRED_AT_ALL})")
+    nodes = prometheus.at_end(_nodes("kind", REPAIRED_AT_ALL))
     on = {labels["kind"]: round(count) for labels, count in nodes}
     by_kind = {labels["kind"]: (round(count), on.get(labels["kind"], 0)) for labels, count in times}
     return dict(sorted(by_kind.items(), key=lambda item: (-item[1][0], item[0])))
 
 
 def _suspects(prometheus: Prometheus) -> dict[str, dict[str, int]]:
-    found = prometheus.at_end(f"topk({MOST}, sum by (kind, program) ({SUSPECTED_AT_ALL} < {TOO_MANY:.0f}))")
+    found = prometheus.at_end(f"topk({MOST}, sum by (kind, program) ({SUSPECTED_AT_ALL}))")
     suspects: dict[str, dict[str, int]] = {}
     for labels, times in sorted(found, key=lambda each: (-each[1], each[0]["program"])):
         suspects.setdefault(labels["kind"], {})[labels["program"]] = round(times)
@@ -200,8 +205,8 @@ def _suspects(prometheus: Prometheus) -> dict[str, dict[str, int]]:
 
 
 def _most_repaired(prometheus: Prometheus) -> tuple[Repairs, ...]:
-    query = f"topk({MOST}, sum by (instance, kind) ({REPAIRED_AT_ALL} < {TOO_MANY:.0f}))"
-    rows = [Repairs(of["instance"], of["kind"], round(times)) for of, times in prometheus.at_end(query)]
+    found = prometheus.at_end(f"topk({MOST}, {REPAIRED_AT_ALL})")
+    rows = [Repairs(of["instance"], of["kind"], round(times)) for of, times in found]
     return tuple(sorted(rows, key=lambda row: (-row.times, row.node, row.kind)))
 
 

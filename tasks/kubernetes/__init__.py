@@ -274,7 +274,8 @@ def _get_token(state: State, host: Host, want: ReporterSetup, new_token: NewToke
         new_token.token = credentials.bound_token(kubeconfig_of(want.key), want.node, want.key.days * DAY)
     except credentials.NotJoined as error:
         # Before it joins, a node has no Node to which a token could be bound. That is no error.
-        warn(host, f"{error.message}: once it has, run deploys/token.py, or deploy again")
+        later = "once it has, run deploys/token.py, or deploy again; if it has, correct node_name (kubectl get nodes)"
+        warn(host, f"{error.message}: {later}")
     except Failed as error:
         return fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error.message}")
     return True

@@ -170,7 +170,9 @@ class Publication:
         if self.watch.known and node is not None:
             due += self._write(verdict, node, hold)
         elif self.watch.known:
-            self.steps.trouble["absent"] = f"the cluster has no Node {self.settings.node_name} yet"
+            self.steps.trouble["absent"] = (
+                f"the cluster has no Node {self.settings.node_name} yet, or node_name is wrong"
+            )
         if not verdict.ready:
             due += self.steps.take(identity)
         self._acknowledge()

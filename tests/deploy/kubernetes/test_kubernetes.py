@@ -255,11 +255,13 @@ def test_a_node_that_is_shut_out_gets_no_token_and_fails_alone(node: Node, tmp_p
 
 
 def test_a_node_without_a_node_object_is_told_in_which_cluster(node: Node, tmp_path: Path) -> None:
-    """In an inventory of several clusters the kubeconfig may be that of another one."""
+    """In an inventory of several clusters the kubeconfig may be that of another one. The Node may have the short name."""
     with cluster_at(tmp_path, lambda method, path, body: (404, {"code": 404, "message": "no"})) as key:
         result = evolve(node, data={"kubernetes": {**key, "server": "https://10.0.0.1:6443"}}).deploy(configure, DEBIAN)
     assert not result.failed
-    assert f"node-a has not joined the cluster of {key['server']}: once it has, run" in "".join(result.log)
+    said = "".join(result.log)
+    assert f"node-a has not joined the cluster of {key['server']}: once it has, run" in said
+    assert "if it has, correct node_name (kubectl get nodes)" in said
 
 
 def test_the_token_alone_can_be_brought_after_the_join(node: Node, key: dict[str, Any]) -> None:

@@ -193,7 +193,7 @@ def test_the_servers_time_goes_on_while_a_command_runs() -> None:
 def test_an_expected_node_without_a_node_object_is_listed() -> None:
     (status,) = standings({}, {}, NOW, expected=["a"])
     assert (status.name, status.ready, status.reason, status.joined) == ("a", "Unknown", "NotJoined", False)
-    assert "deleted" in status.message
+    assert "deleted, or node_name is wrong" in status.message
 
 
 def test_objects_of_other_programs_are_left_out_even_if_they_cannot_be_read() -> None:

@@ -115,6 +115,21 @@ def test_repairs_are_counted_by_what_was_repaired_and_where(eight: Prometheus) -
     assert fleet_history.versions == {"0.2.0": 6, "0.1.0": 2}
 
 
+def test_repairs_that_two_servers_have_scraped_count_once(eight: Prometheus, tmp_path: Path) -> None:
+    """prometheus 7123: of two servers that scrape the same nodes, a third one has all series, each with another label."""
+    both = [
+        line.replace("{", f'{{prometheus_replica="{replica}",')
+        for line in samples(8, END)
+        for replica in ("ab" if "{" in line else "a")
+    ]
+    with remembering(tmp_path, both, EVERY) as server:
+        twice = history(server)
+    once = history(eight)
+    assert (twice.shares, twice.is_ready, twice.versions) == (once.shares, once.is_ready, once.versions)
+    for each in ("repairs", "repaired", "suspects", "most_repaired"):
+        assert getattr(twice, each) == getattr(once, each), each
+
+
 def lies(instance: str, end: int) -> Iterator[str]:
     """What root on a node may answer a scrape with: numbers that are none, no labels or too many, a series named up."""
     of = f'job="trackbed",instance="{instance}"'

@@ -31,7 +31,10 @@ def test_the_error_names_a_missing_node_until_the_cluster_has_it(running: Runnin
     say(reporter, REPORT)
     reporter.watch.node = None
     assert reporter.turn() == LONGEST_SLEEP
-    assert (reporter.acknowledged.now.error, cluster.writes) == ("the cluster has no Node n1 yet", [])
+    assert (reporter.acknowledged.now.error, cluster.writes) == (
+        "the cluster has no Node n1 yet, or node_name is wrong",
+        [],
+    )
     reporter.watch.node = node()
     reporter.turn()
     assert (reporter.acknowledged.now.error, cluster.writes) == ("", ["lease", "status", "n1"])
