@@ -7,18 +7,18 @@ responsible for interrupts and steering.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 from attrs import frozen
 
 from agent.driver_families import family_of
-from agent.hardware.functions import NET, is_away, netdev, pci_of
+from agent.hardware.functions import NET, driver, function_of, is_away, netdev, pci_of
 from agent.hardware.placement import from_mask, mask
 from agent.hardware.sysfs import names_in, numbered, parsed, read_or, whole
 from agent.kinds import Reading
-from agent.machine import Attributes, Machine
+from agent.machine import Attributes, Files, Machine
 from agent.report.records import Change
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges, parse_ranges
@@ -90,9 +90,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _read(files: Attributes, folder: str, spec: NodeSpec, paired: bool) -> Queues:
     names = names_in(files, folder)
-    receive, transmit = numbered(names, "rx-"), numbered(names, "tx-")
-    if paired:
-        receive = {queue: name for queue, name in receive.items() if queue in transmit}
+    receive, transmit = _receiving(names, paired), numbered(names, "tx-")
     # With a single transmit queue the file exists, but reading it gives ENOENT (net-sysfs.c, xps_cpus_show).
     several = transmit if len(transmit) > 1 else {}
     return Queues(
@@ -102,10 +100,17 @@ def _read(files: Attributes, folder: str, spec: NodeSpec, paired: bool) -> Queue
     )
 
 
-def receive_masks(files: Attributes, name: str) -> dict[int, frozenset[int]]:
+def _receiving(names: Collection[str], paired: bool) -> Mapping[int, str]:
+    """The receive queues of a netdev that receive packets by themselves. ``paired``: ``paired_queues`` of its family."""
+    receive = numbered(names, "rx-")
+    return {queue: name for queue, name in receive.items() if f"tx-{queue}" in names} if paired else receive
+
+
+def receive_masks(files: Files, name: str) -> dict[int, frozenset[int]]:
     """The RPS mask of each receive queue of a netdev of this namespace; empty if there is no such netdev."""
-    folder = QUEUES.format(name=name)
-    return _table(files, folder, "rps", numbered(names_in(files, folder), "rx-"))
+    folder, function = QUEUES.format(name=name), function_of(files, name)
+    paired = function is not None and family_of(driver(files, function)).paired_queues
+    return _table(files, folder, "rps", _receiving(names_in(files, folder), paired))
 
 
 def _table(files: Attributes, folder: str, table: Table, queues: Mapping[int, str]) -> dict[int, Any]:

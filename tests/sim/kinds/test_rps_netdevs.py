@@ -68,6 +68,16 @@ def test_a_netdev_with_a_queue_for_each_cpu_is_not_steered(kernel: Kernel) -> No
     assert [mask(kernel, "cali2", queue) for queue in range(2)] == [0xFF] * 2
 
 
+def test_queues_of_a_connectx_for_af_xdp_only_count_for_nothing(kernel: Kernel) -> None:
+    """Before Linux 6.2 mlx5 shows each receive queue twice."""
+    kernel.add_nic("0000:61:00.0", "enp97s0", "02:00:00:00:01:02", driver="mlx5_core")
+    kernel.ethtool.set("channels", kernel.netdev("0000:61:00.0").ifindex, {"combined": 4})
+    for queue in range(4, 8):
+        kernel.tree.put(f"{NET}/enp97s0/queues/rx-{queue}/rps_cpus", "0")
+    assert is_ready(settle(kernel, spec({"match": "enp97*"})).conditions)
+    assert [mask(kernel, "enp97s0", queue) for queue in range(8)] == [0xFF] * 4 + [0] * 4
+
+
 def test_cpus_that_cannot_be_used_are_a_blocker_and_the_node_is_ready(kernel: Kernel) -> None:
     kernel.interrupts.isolate("6-7")
     kernel.add_virtual("cali2")
