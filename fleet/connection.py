@@ -208,8 +208,10 @@ def _with_exec_info(config: SingleConfig) -> SingleConfig:
         return config
     plugin = user.exec
     if shutil.which(plugin.command) is None:
+        hint = " ".join((plugin.installHint or "").split())
         raise Misconfigured(
             f"the kubeconfig's exec command {plugin.command!r} is not installed or not executable; install it"
+            f"{hint and f': {hint}'}"
         )
     spec: dict[str, Any] = {"interactive": False}
     if isinstance(plugin, Plugin) and plugin.asks and isinstance(config.cluster, ProxiedCluster):

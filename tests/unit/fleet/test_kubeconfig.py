@@ -147,6 +147,10 @@ CLUSTER = 'cluster: {server: "https://127.0.0.1:1"'
         (USER, "exec: {command: x}", "Object missing required field `apiVersion` - at `$.users[0].user.exec`"),
         (USER, "exec: {apiVersion: v, command: x, env: {A: b}}", "got `object` - at `$.users[0].user.exec.env`"),
         (USER, "exec: {apiVersion: v, command: /nonexistent}", "the kubeconfig's exec command '/nonexistent' is not installed"),
+        pytest.param(
+            USER, r'exec: {apiVersion: v, command: x-y, installHint: "See\n http://x/y"}', "; install it: See http://x/y",
+            id="runner-images-6778",
+        ),
     ],
 )  # fmt: skip
 def test_a_fault_of_the_kubeconfig_is_one_message(tmp_path: Path, before: str, after: str, message: str) -> None:

@@ -160,6 +160,22 @@ def test_a_drain_waits_for_the_pods_that_the_node_still_has_and_for_no_others(
     assert (script.asked.count(EVICTION), script.asked.count(PODS)) == (1, len(listed) + 1)
 
 
+def test_a_pod_that_may_go_only_after_another_one_does_not_keep_that_from_being_evicted(serve: Serve) -> None:
+    """kubernetes.core 711: Longhorn's pod may be evicted only once no pod uses its volumes."""
+    both = (200, {"items": [pod("job").to_dict(), pod("user").to_dict()]})
+    other = EVICTION.replace("job", "user")
+    script, maintenance = serve(
+        {
+            PODS: [both, ONE_POD, NO_PODS],
+            EVICTION: [status(429, "it would violate the pod's disruption budget"), (201, {})],
+            other: [(201, {})],
+            GET: [UNUSED, recorded("drain")],
+        }
+    )
+    assert maintenance.take_out("a") == ("done", "")
+    assert [each for each in script.asked if "eviction" in each] == [EVICTION, other, EVICTION]
+
+
 def test_a_pod_that_never_ends_undoes_the_drain_in_time_and_is_named(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
