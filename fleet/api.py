@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from time import monotonic
 from typing import Any, TypeVar, cast
 
 import click
@@ -26,6 +25,7 @@ from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
 
 from agent.report import names
+from agent.runtime import uptime
 from agent.spec.node import NODE_NAME
 from fleet.connection import TEMPORARY, PluginFailed, connect, unreachable
 from fleet.kubeconfig import Misconfigured, default_file, from_kubeconfig
@@ -79,7 +79,7 @@ class Api:
     client: Client
     user: str
     started: datetime
-    clock: Callable[[], float] = monotonic
+    clock: Callable[[], float] = uptime
     _started_at: float = field(init=False)
 
     @_started_at.default
@@ -88,7 +88,7 @@ class Api:
 
     @property
     def now(self) -> datetime:
-        """The server's time now. A sweep takes minutes, and a Lease that is renewed meanwhile must not be in the future."""
+        """The server's time now, also after a suspend. A Lease that is renewed meanwhile must not be in the future."""
         return self.started + timedelta(seconds=self.clock() - self._started_at)
 
     def nodes(self) -> Read[Node]:

@@ -1,5 +1,6 @@
 """What the fleet's commands derive from a cluster's objects."""
 
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -181,9 +182,12 @@ def test_trackbeds_taint_with_another_effect_does_not_count(effect: str) -> None
     assert sweeping.taint_patch(there)[1]["value"] == {"key": names.TAINT, "effect": "NoSchedule"}
 
 
-def test_the_servers_time_goes_on_while_a_command_runs() -> None:
+def test_the_servers_time_goes_on_while_a_command_runs_and_its_host_is_suspended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     at = [5.0]
-    api = Api(Client(KubeConfig.from_dict(yaml.safe_load(KUBECONFIG)).get()), "me", NOW, lambda: at[0])
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: at[0] if clock == time.CLOCK_BOOTTIME else 5.0)
+    api = Api(Client(KubeConfig.from_dict(yaml.safe_load(KUBECONFIG)).get()), "me", NOW)
     assert api.now == NOW
     at[0] += 600
     # A Lease that was renewed meanwhile is not renewed in the future.

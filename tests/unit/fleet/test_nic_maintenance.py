@@ -202,7 +202,9 @@ def test_pods_that_a_drain_would_not_evict_refuse_the_eviction(fleet: Fleet) -> 
     [
         # Its pods have it by a device plugin.
         ({"other": "0000:5e:00.0"}, "a", "no driver of DRA publishes a device of rail0; maintain the node without"),
-        ({"pf": PF}, "shared", "sriov publishes rail0 in a pool that is not named as the Node"),
+        pytest.param(
+            {"pf": PF}, "shared", "sriov publishes rail0 in a pool that is not named as the Node", id="cilium-48922"
+        ),
     ],
 )
 def test_a_nic_without_a_device_of_the_node_is_not_maintained_alone(
