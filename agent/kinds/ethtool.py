@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from attrs import fields, has
+from attrs import evolve, fields, has
 
 from agent.driver_families import family_of
-from agent.hardware.functions import device_path, driver, ifindex_of, pci_of
-from agent.hardware.sysfs import names_in
+from agent.hardware.functions import NET, device_path, driver, ifindex_of, netdev, pci_of
+from agent.hardware.sysfs import names_in, numbered
 from agent.kinds.settings import Asked, Observed, Read, Settings, beyond, is_ready, of_netdev
 from agent.machine import Group, Machine
 from agent.report.records import Change
@@ -72,6 +72,22 @@ def _read(group: Group) -> Callable[[Machine, str, Collection[str]], Read | None
         return None if found is None else found[1]
 
     return read
+
+
+def _read_channels(machine: Machine, pci: str, names: Collection[str]) -> Read | None:
+    """The numbers of channels. Before Linux 6.2 mlx5 shows twice as many while AF_XDP has a queue, and twice as many at most.
+
+    It has no more transmit queues then (mlx5e_ethtool_get_channels, en_ethtool.c).
+    """
+    read = _read("channels")(machine, pci, names)
+    if not read or "combined" not in read or not family_of(driver(machine.files, pci)).paired_queues:
+        return read
+    folder = f"{NET}/{netdev(machine.files, pci)}/queues"
+    combined, transmit = read["combined"], numbered(names_in(machine.files, folder), "tx-")
+    if not 0 < len(transmit) < int(combined.value or 0):
+        return read
+    value, most = int(combined.value or 0) // 2, (combined.maximum or 0) // 2
+    return {**read, "combined": evolve(combined, value=value, maximum=most)}
 
 
 def _write(group: Group) -> Callable[[Machine, str, Mapping[str, Any]], None]:
@@ -165,6 +181,7 @@ CHANNELS = _row(
     # A driver may reset its channels when VFs are created or removed (igb_sriov_reinit), and may allow the PF fewer.
     "vf_links",
     "channels",
+    read=_read_channels,
     write=_set_channels,
     flaps=lambda family, _: family.channels_flap,
     limit=_most_channels,

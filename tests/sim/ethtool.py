@@ -168,7 +168,10 @@ class SimEthtool:
             return {}
         most = self._most(function)
         if function not in self.two_modes | self.separate_only:
-            return {"combined": Setting(netdev.queues, most)}
+            # mlx5e_ethtool_get_channels, before Linux 6.2: AF_XDP has queues of its own, after the others.
+            upper = any(user.queue >= netdev.queues for user in self.kernel.queue_users.get(function, ()))
+            shown = 2 if upper and self.kernel.driver(function) == "mlx5_core" else 1
+            return {"combined": Setting(shown * netdev.queues, shown * most)}
         rx, tx = netdev.separate
         if function in self.separate_only:
             return {"rx": Setting(rx or netdev.queues, most), "tx": Setting(tx or netdev.queues, most)}

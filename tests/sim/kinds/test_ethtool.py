@@ -13,7 +13,7 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.kinds import links
 from agent.kinds.ethtool import COALESCING
-from agent.machine import Group, Link, Setting
+from agent.machine import Group, Link, QueueUser, Setting
 from agent.report.records import Disruption, Outcome
 from agent.report.verdict import is_ready
 from agent.state.snapshot import read_basis
@@ -207,6 +207,18 @@ def test_adaptive_goes_off_before_the_numbers_and_on_after_them(kernel: Kernel) 
     have = snapshot.merged(links.NAME, None, {PF: {PF: status}}).merged(COALESCING.name, None, {PF: {PF: read}})
     planned = COALESCING.plan(resolve(rail0(coalescing=wanted), snapshot.functions), have)
     assert [change.field for change in planned] == ["adaptive_rx", "rx_usecs", "tx_usecs", "adaptive_tx"]
+
+
+def test_channels_of_which_mlx5_shows_twice_as_many_for_af_xdp_are_as_wanted() -> None:
+    kernel = Kernel(cpus=8)
+    kernel.add_nic(PF, NETDEV, MAC, driver="mlx5_core")
+    wanted = rail0(channels={"combined": 4})
+    assert is_ready(settle(kernel, wanted).conditions)
+    kernel.queue_users[PF] = (QueueUser(5, "AF_XDP"),)
+    assert not dry_run(kernel.machine(), wanted).changes
+    assert is_ready(settle(kernel, wanted).conditions)
+    (change,) = of_kind(settle(kernel, rail0(channels={"combined": 16})), "channels")
+    assert change.change.blocker == "combined is 8 at most, the spec wants 16"
 
 
 @pytest.mark.parametrize(("asked", "made"), [(1024, 1024), (1000, 1024), (1025, 2048), (1, 1)])
