@@ -250,7 +250,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # mlx5_comp<q>@pci:<BDF> and mlx5_async<n>@pci:<BDF>; mlx5_combined0@pci:<BDF> is the only one of a function with one
         # vector (irq_set_name in pci_irq.c, since Linux 5.16).
         queue_irqs=re.compile(r"mlx5_(?P<role>comp|combined)(?P<queue>\d+)@"),
-        # Before Linux 6.2 there are as many receive queues again, for AF_XDP only (rq_groups in mlx5e_update_netdev_queues,
+        # Before Linux 6.1 there are as many receive queues again, for AF_XDP only (rq_groups in mlx5e_update_netdev_queues,
         # en_main.c).
         paired_queues=True,
         # A new set of channels is opened before the old one is closed (mlx5e_safe_switch_params).

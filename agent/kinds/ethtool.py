@@ -75,7 +75,7 @@ def _read(group: Group) -> Callable[[Machine, str, Collection[str]], Read | None
 
 
 def _read_channels(machine: Machine, pci: str, names: Collection[str]) -> Read | None:
-    """The numbers of channels. Before Linux 6.2 mlx5 shows twice as many while AF_XDP has a queue, and twice as many at most.
+    """The numbers of channels. Before Linux 6.1 mlx5 shows twice as many while AF_XDP has a queue, and twice as many at most.
 
     It has no more transmit queues then (mlx5e_ethtool_get_channels, en_ethtool.c).
     """

@@ -168,7 +168,7 @@ class SimEthtool:
             return {}
         most = self._most(function)
         if function not in self.two_modes | self.separate_only:
-            # mlx5e_ethtool_get_channels, before Linux 6.2: AF_XDP has queues of its own, after the others.
+            # mlx5e_ethtool_get_channels, before Linux 6.1: AF_XDP has queues of its own, after the others.
             upper = any(user.queue >= netdev.queues for user in self.kernel.queue_users.get(function, ()))
             shown = 2 if upper and self.kernel.driver(function) == "mlx5_core" else 1
             return {"combined": Setting(shown * netdev.queues, shown * most)}

@@ -69,7 +69,7 @@ def test_a_netdev_with_a_queue_for_each_cpu_is_not_steered(kernel: Kernel) -> No
 
 
 def test_queues_of_a_connectx_for_af_xdp_only_count_for_nothing(kernel: Kernel) -> None:
-    """Before Linux 6.2 mlx5 shows each receive queue twice."""
+    """Before Linux 6.1 mlx5 shows each receive queue twice."""
     kernel.add_nic("0000:61:00.0", "enp97s0", "02:00:00:00:01:02", driver="mlx5_core")
     kernel.ethtool.set("channels", kernel.netdev("0000:61:00.0").ifindex, {"combined": 4})
     for queue in range(4, 8):

@@ -155,7 +155,7 @@ def test_tables_and_masks_that_leave_the_spec_are_restored(kernel: Kernel, origi
 
 @pytest.mark.parametrize("more_irqs", [pytest.param(0, id="none-left"), pytest.param(8, id="some-left")])
 def test_receive_queues_that_no_interrupt_serves_count_for_nothing(more_irqs: int) -> None:
-    """Before Linux 6.2 mlx5 shows each receive queue twice, the second time for AF_XDP only.
+    """Before Linux 6.1 mlx5 shows each receive queue twice, the second time for AF_XDP only.
 
     With fewer channels than it may have, it keeps ``more_irqs``.
     """
