@@ -218,6 +218,12 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # igb_set_features resets the adapter for these two only.
         offloads_flap=("rx-all", "rx-ntuple-filter"),
     ),
+    # Intel E810, X710 and their VFs. From the drivers' source (drivers/net/ethernet/intel: ice, i40e, iavf): not run on them.
+    DriverFamily(
+        drivers=("i40e", "iavf", "ice"),
+        # ICE_REQ_DESC_MULTIPLE (ice_set_ringparam), I40E_REQ_DESCRIPTOR_MULTIPLE, IAVF_REQ_DESCRIPTOR_MULTIPLE.
+        ring_size=lambda size: (size + 31) // 32 * 32,
+    ),
     # AMD Pensando. From the driver's source (drivers/net/ethernet/pensando/ionic): not run on such a NIC.
     DriverFamily(
         drivers=("ionic",),

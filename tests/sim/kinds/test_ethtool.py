@@ -226,6 +226,15 @@ def test_mlx5_s_rings_are_powers_of_two(asked: int, made: int) -> None:
     assert family_of("mlx5_core").ring_size(asked) == made
 
 
+@pytest.mark.parametrize("driver", ["i40e", "iavf", "ice"])
+def test_a_ring_that_intel_s_drivers_would_round_is_never_asked_for(driver: str) -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF, NETDEV, MAC, driver=driver)
+    (change,) = of_kind(settle(kernel, rail0(rings={"rx": 1000})), "rings")
+    assert (change.change.blocker, change.change.remedy) == (f"{driver} would round it to rx 1024", "give rx 1024")
+    assert not writes(kernel, "rings")
+
+
 # A driver with two modes, as bnxt: combined channels exclude rx and tx ones.
 COMBINED, SEPARATE = {"combined": 3}, {"rx": 2, "tx": 1}
 
