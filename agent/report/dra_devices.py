@@ -27,16 +27,23 @@ class Device:
 def read_devices(listing: Mapping[str, Any], node: str) -> tuple[list[Device], list[Device]]:
     """The devices with a PCI address in the API server's list of a node's ResourceSlices: in pools of its name, and in others.
 
+    A driver that changes a pool writes slices of a higher generation, and those of before are out of date until it deletes them
+    (ResourcePool, k8s.io/api/resource/v1).
+
     :raises KeyError, TypeError, AttributeError: it is something else.
     """
     own: list[Device] = []
     others: list[Device] = []
-    for each in listing["items"]:
-        spec = each["spec"]
-        driver = str(spec["driver"])
+    slices = [(str(each["spec"]["driver"]), each["spec"]["pool"], each["spec"]) for each in listing["items"]]
+    newest: dict[tuple[str, str], Any] = {}
+    for driver, pool, _ in slices:
+        newest[driver, pool["name"]] = max(newest.get((driver, pool["name"]), 0), pool.get("generation", 0))
+    for driver, pool, spec in slices:
+        if pool.get("generation", 0) < newest[driver, pool["name"]]:
+            continue
         for device in spec.get("devices") or ():
             if pci := _address(driver, device.get("attributes") or {}):
-                (own if spec["pool"]["name"] == node else others).append(Device(driver, str(device["name"]), pci))
+                (own if pool["name"] == node else others).append(Device(driver, str(device["name"]), pci))
     return own, others
 
 

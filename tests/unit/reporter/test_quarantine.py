@@ -43,8 +43,9 @@ def by_sriov(pci: str) -> dict[str, Any]:
     return {"name": name, "attributes": {key: {"string": value} for key, value in attributes.items()}}
 
 
-def resource_slice(driver: str, *devices: dict[str, Any], pool: str = "n1") -> dict[str, Any]:
-    return {"spec": {"driver": driver, "nodeName": "n1", "pool": {"name": pool}, "devices": list(devices)}}
+def resource_slice(driver: str, *devices: dict[str, Any], pool: str = "n1", generation: int = 1) -> dict[str, Any]:
+    of_pool = {"name": pool, "generation": generation, "resourceSliceCount": 1}
+    return {"spec": {"driver": driver, "nodeName": "n1", "pool": of_pool, "devices": list(devices)}}
 
 
 @define
@@ -186,6 +187,14 @@ def test_devices_that_are_published_later_are_tainted_too(node: Running) -> None
     node.dra.slices = slices
     node.later(LOOK_EVERY[1])
     assert node.dra.tainted == ALL_OF_RAIL0
+
+
+def test_a_slice_that_its_driver_has_replaced_counts_for_nothing(node: Running) -> None:
+    """Its devices may have other names by now, and its names other devices."""
+    before, others = resource_slice(SRIOV, {**by_sriov(VF0), "name": "vf-1"}), node.dra.slices[:1]
+    node.dra.slices = [before, resource_slice(SRIOV, {**by_sriov(VF0), "name": "vf-2"}, generation=2), *others]
+    node.says(BAD0, RAIL1)
+    assert node.dra.tainted == {(SRIOV, "vf-2"), (DRANET, "pci-0000-3b-00-0")}
 
 
 def test_a_rule_is_removed_by_its_own_address_though_its_device_is_not_published_any_more(node: Running) -> None:
