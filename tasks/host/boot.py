@@ -27,6 +27,7 @@ from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
 from tasks.host import kernel_modules, kubelet_states, sysctls
+from tasks.host.kernel_arguments import CHECK_NEXT, missing_arguments
 from tasks.reboot import NodeRebootRequests
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
@@ -173,16 +174,6 @@ next_by_grub() {  # argument: the root folder
 }
 """
 
-_CHECK_NEXT = """
-check_next() {  # arguments: the loader, the arguments of the next boot, the wanted ones, where else they may be set
-  for argument in $3; do
-    case " $2 " in *" $argument "*) continue ;; esac
-    echo "$1 did not set the kernel argument $argument: the next boot has $2; $4, or remove it from boot.arguments" >&2
-    exit 1
-  done
-}
-"""
-
 # update-grub first: where both are, as on Ubuntu with a grubby of somebody's, it writes GRUB's menu anew. systemd-boot, which
 # Proxmox has on ZFS beside GRUB's programs, names itself in LoaderInfo.
 _ARGUMENTS = (
@@ -218,14 +209,9 @@ class KernelArguments(FactBase[Arguments]):
         return Arguments(**{name: text.strip() for name, _, text in (line.partition(" ") for line in output)})
 
 
-def missing_arguments(wanted: tuple[str, ...], present: str) -> list[str]:
-    """The wanted arguments that are not in ``present``. Several words (hugepagesz=1G hugepages=4) must be there as a whole."""
-    return [argument for argument in wanted if f" {argument} " not in f" {present} "]
-
-
 _GRUB = (
     _NEXT_BY_GRUB
-    + _CHECK_NEXT
+    + CHECK_NEXT
     + """
 mkdir -p "${4%/*}"
 : > "$4"
@@ -250,7 +236,7 @@ fi
 # Written from Red Hat's documents; not run on RHEL.
 _GRUBBY = (
     _NEXT_BY_GRUBBY
-    + _CHECK_NEXT
+    + CHECK_NEXT
     + """
 mkdir -p "$(dirname "$1")"
 # Until the end all of them are ours, so that the next deploy removes what this one leaves if it is interrupted.

@@ -12,6 +12,7 @@ from tasks.common.commands import script
 from tasks.common.texts import HEADER
 from tasks.host import boot, sysctls
 from tasks.host.boot import Initramfs, KernelArguments
+from tasks.host.kernel_arguments import missing_arguments
 from tasks.host.sysctls import LaterSettings, SysctlValues
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
@@ -168,7 +169,7 @@ def test_huge_pages_become_kernel_arguments() -> None:
     pools = (HugepagePool("2M", 512), HugepagePool("1G", 4, 1), HugepagePool("1G", 8, 0))
     assert boot.hugepage_arguments(pools) == ("hugepagesz=2M hugepages=512", "hugepagesz=1G hugepages=0:8,1:4")
     running = "ro hugepagesz=1G hugepages=512 hugepagesz=2M hugepages=512"
-    assert boot.missing_arguments(boot.hugepage_arguments(pools), running) == ["hugepagesz=1G hugepages=0:8,1:4"]
+    assert missing_arguments(boot.hugepage_arguments(pools), running) == ["hugepagesz=1G hugepages=0:8,1:4"]
 
 
 def test_sysctls_are_written_and_loaded_now(node: Node) -> None:

@@ -4,6 +4,7 @@ The scripts run for real, in a folder of their own, with programs that stand in 
 """
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from agent.spec.node import HugepagePool, from_mapping
 from tasks.common.commands import script
 from tasks.host import boot, kubelet_states, sysctls
+from tasks.host.kernel_arguments import missing_arguments
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_boot import ARGUMENTS, REQUESTS, configure
 from tests.deploy.scripts import sh
@@ -21,16 +23,16 @@ OURS = boot.DROP_IN.rpartition("/")[2]
 REPLACES = 'GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0"\n'
 
 
-def set_by_grub(root: Path, other: str) -> str:
-    """What GRUB's menu has after a deploy with `iommu=pt`, on an image with a file of its own that sets the arguments."""
+def set_by_grub(root: Path, other: str, replaces: str = REPLACES, wanted: str = "iommu=pt") -> str:
+    """What GRUB's menu has after a deploy, on an image with a file of its own that sets the arguments."""
     folder, menu = root / "grub.d", root / "boot/grub/grub.cfg"
     folder.mkdir()
     menu.parent.mkdir(parents=True)
-    (folder / other).write_text(REPLACES)
+    (folder / other).write_text(replaces)
     made = f"""printf '\\tlinux\\t/boot/vmlinuz ro %s\\n' "$GRUB_CMDLINE_LINUX_DEFAULT" > {menu}"""
     program(root / "bin/update-grub", f'for file in {folder}/*.cfg; do . "$file"; done; {made}')
     path = f"{root}/bin:{os.environ['PATH']}"
-    sh(boot._GRUB, folder / OURS, "iommu=pt", "# ours", root / "pending", root, PATH=path, LC_ALL="C")
+    sh(boot._GRUB, folder / OURS, wanted, "# ours", root / "pending", root, PATH=path, LC_ALL="C")
     return menu.read_text()
 
 
@@ -53,6 +55,30 @@ def test_a_file_that_replaces_our_arguments_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "others", "wanted", "rival"),
+    [
+        pytest.param("kdump-tools", "crashkernel=192M", "crashkernel=1G", "crashkernel=192M", id="chef-bcpc-998"),
+        ("10_image", "crashkernel=192M", "crashkernel=1G", ""),
+        pytest.param("zz", "crashkernel=1G,high", "crashkernel=128M,low", "", id="harvester-installer-149"),
+        pytest.param("10_image", "isolcpus=2-27", "isolcpus=2-27,30-55", "isolcpus=2-27", id="cnf-testbed-131"),
+        ("10_image", "isolcpus=2-7", "isolcpus=2-7", ""),
+        pytest.param("zz", "console=tty0 pci=nommconf", "console=ttyS0 pci=realloc", "", id="ursula-900"),
+        ("10_image", "hugepagesz=1G hugepages=2", "hugepagesz=1G hugepages=8", "hugepagesz=1G"),
+        ("10_image", "hugepagesz=2M hugepages=2", "hugepagesz=1G hugepages=8", ""),
+    ],
+)
+def test_an_argument_whose_other_value_the_kernel_takes_is_not_taken_for_set(
+    tmp_path: Path, file: str, others: str, wanted: str, rival: str
+) -> None:
+    line = f"ro {others} {wanted}" if file == "10_image" else f"ro {wanted} {others}"
+    arguments = (wanted,) if "hugepages" in wanted else tuple(wanted.split())
+    assert missing_arguments(arguments, line) == (list(arguments) if rival else [])
+    replaces = f'GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT {others}"\n'
+    with pytest.raises(AssertionError, match=f"the kernel takes {rival}, which") if rival else nullcontext():
+        set_by_grub(tmp_path, f"{file}.cfg", replaces, wanted)
+
+
+@pytest.mark.parametrize(
     "entry", [pytest.param("ro quiet", id="grubby-55"), pytest.param("ro $kernelopts", id="osbuild-composer-2129")]
 )
 def test_a_new_kernel_s_entry_without_the_arguments_gets_them_by_the_next_deploy(node: Node, entry: str) -> None:
@@ -71,8 +97,8 @@ def test_a_new_kernel_s_entry_without_the_arguments_gets_them_by_the_next_deploy
 )
 def test_sizes_and_numbers_of_huge_pages_in_another_order_are_not_taken_for_set(running: str) -> None:
     wanted = boot.hugepage_arguments((HugepagePool("1G", 32), HugepagePool("2M", 1024)))
-    assert boot.missing_arguments(wanted, running) == list(wanted)
-    assert not boot.missing_arguments(wanted, f"ro {' '.join(wanted)} quiet")
+    assert missing_arguments(wanted, running) == list(wanted)
+    assert not missing_arguments(wanted, f"ro {' '.join(wanted)} quiet")
 
 
 @pytest.mark.parametrize(
