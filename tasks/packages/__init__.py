@@ -143,8 +143,14 @@ apt_once() {
     DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confdef \\
       -o Dpkg::Options::=--force-confold --no-install-recommends "$@" 2> "$errors" || code=$?
     left=$((left - 1))
-    if [ "$code" = 0 ] || [ "$left" = 0 ] || ! grep -q "archives/lock" "$errors"; then break; fi
+    if [ "$code" = 0 ] || [ "$left" -le 0 ]; then break; fi
+    case $(cat "$errors") in
+    *archives/lock* | *"Mirror sync in progress"*) ;;
+    *"Hash Sum mismatch"* | *"404  Not Found"*) left=1 ;;
+    *) break ;;
+    esac
     sleep 5
+    if ! grep -q "archives/lock" "$errors" && ! (apt_update); then break; fi
   done
   cat "$errors" >&2
   rm -f "$errors"
@@ -173,6 +179,9 @@ deploy's entry goes. The operation that has written it judges the other one (tas
 
 `apt-get update` ends with 0 if a repository does not answer, so that others can be used. If an installation fails, this may be
 the reason. One that is still being changed is treated in the same way.
+
+A package that is not as its index says is fetched again with a new index: while its owner changes the repository for as long
+as an index; else once.
 
 If dpkg was killed, as by a power cut, its folder `updates` has what it has not written to its database. apt refuses to work
 until `dpkg --configure -a` has run (debSystem::CheckUpdates in apt). That fails if a dependency was not unpacked yet.

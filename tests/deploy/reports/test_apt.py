@@ -9,12 +9,14 @@ import re
 import shutil
 import subprocess
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tasks import packages
 from tests.deploy.scripts import sh
+from tests.http_server import Request, serving
 from tests.stand_ins import program
 
 CONTROL = (
@@ -219,6 +221,36 @@ def test_a_repository_that_changes_just_then_is_asked_again(tmp_path: Path, want
             sh(INSTALL, wanted, programs=tmp_path / "bin")
         assert ("Mirror sync in progress" in str(caught.value)) == (settled_after > 1)
     assert log.read_text().split().count("slept") == min(settled_after, 59)
+
+
+@pytest.mark.parametrize(
+    ("added", "settled_after", "tries"),
+    [
+        pytest.param(b"more", 3, 3, id="cuda-repo-management-20"),
+        pytest.param(b"", 1, 1, id="apt-122"),
+        pytest.param(b"", 1000, 1, id="rpc-openstack-1197"),
+    ],
+)
+def test_a_package_that_is_not_the_index_s_is_fetched_again_with_a_new_index(
+    tmp_path: Path, environment: dict[str, str], added: bytes, settled_after: int, tries: int
+) -> None:
+    """If its owner is changing the repository, for as long as for an index; for another content of its size, once."""
+    package, log = tmp_path / "repo/fabric-tools.deb", tmp_path / "log"
+    right = package.read_bytes()
+    (tmp_path / "right.deb").write_bytes(right)
+    package.write_bytes(right[:-1] + b"!" + added)
+    settled = f"[ $(wc -l < {log}) -lt {settled_after} ] || cp {tmp_path}/right.deb {package}"
+    program(tmp_path / "bin/sleep", f"echo slept >> {log}; {settled}")
+
+    def answer(request: Request) -> tuple[int, bytes]:
+        file = tmp_path / "repo" / request.path.lstrip("/.")
+        return (200, file.read_bytes()) if file.is_file() else (404, b"")
+
+    with serving(answer) as url:
+        (tmp_path / "etc/sources.list").write_text(f"deb [trusted=yes] {url} ./\n")
+        with pytest.raises(AssertionError, match="Hash Sum mismatch") if settled_after > 3 else nullcontext():
+            sh(INSTALL, "fabric-tools", **environment)
+    assert log.read_text().split().count("slept") == tries
 
 
 def test_grave_bugs_in_debian_s_list_end_no_installation(tmp_path: Path) -> None:
