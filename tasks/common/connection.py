@@ -31,7 +31,7 @@ from typing import Any
 import gevent
 from attrs import frozen
 from gevent import Timeout
-from paramiko import ChannelException, Transport
+from paramiko import ChannelException, SSHException, Transport
 from pyinfra import logger
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
 from pyinfra.api.command import QuoteString, StringCommand
@@ -71,6 +71,10 @@ takes longer, and so does this process with a large fleet."""
 
 TRIES = 5
 """How often a connection is tried if the sshd of the host or of a bastion drops it at once, as beyond MaxStartups."""
+
+NOT_ALLOWED = "Not allowed at this time"
+"""What sshd says since OpenSSH 9.8 where it drops a connection: beyond MaxStartups, or for a penalty (PerSourcePenalties) that
+lasts 15 s or more. So each wait is then twice as long as the one before."""
 
 DROPPED = re.compile(r"SSH protocol banner(\[Errno 104\].*)?\)$")
 """The end of paramiko's error if a connection is dropped at once."""
@@ -174,10 +178,12 @@ def _undropped(connect: Callable[[SSHConnector], None], connector: SSHConnector)
                 raise
             if not left:
                 raise ConnectError(
-                    f"{error}: sshd, or that of a bastion, closes the connection at once: let MaxStartups in its "
-                    "/etc/ssh/sshd_config be larger than --parallel, or see its log"
+                    f"{error}: sshd, or that of a bastion, closes the connection at once: in its /etc/ssh/sshd_config let "
+                    "MaxStartups be larger than --parallel, and PerSourcePenaltyExemptList have the control host's address "
+                    "(since OpenSSH 9.8), or see its log"
                 ) from None
-        gevent.sleep(uniform(*SECONDS_BETWEEN))  # noqa: S311  no secret
+            longer = 2 ** (TRIES - 1 - left) if NOT_ALLOWED in str(error) else 1
+        gevent.sleep(uniform(*SECONDS_BETWEEN) * longer)  # noqa: S311  no secret
 
 
 _of_host = local()
@@ -293,6 +299,22 @@ def arguments(host: Host) -> dict[str, Any]:
     return {key: known[key] for key in CONNECTOR_ARGUMENT_KEYS if key in known}  # type: ignore[literal-required]
 
 
+class _Transport(Transport):
+    """A transport whose error has what the server says instead of its banner."""
+
+    _said = ""
+
+    def _log(self, level: int, msg: Any, *args: Any) -> None:
+        self._said = str(msg).partition("Banner: ")[2] or self._said
+        super()._log(level, msg, *args)  # type: ignore[misc]
+
+    def _check_banner(self) -> None:
+        try:
+            super()._check_banner()  # type: ignore[misc]
+        except SSHException as error:
+            raise SSHException(f"{printable(self._said)[:SHOWN]}: {error}" if self._said else str(error)) from None
+
+
 @frozen
 class TransportFactory:
     """A ``transport_factory`` for paramiko, that each connection by ssh gets."""
@@ -304,7 +326,7 @@ class TransportFactory:
             # Only Linux has it. Elsewhere TCP's own limits apply.
             if hasattr(socket, "TCP_USER_TIMEOUT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, GIVEN_UP_S * 1000)
-        transport = Transport(sock, **settings)
+        transport = _Transport(sock, **settings)
         transport.sock.settimeout(WAKE_S)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = HANDSHAKE_S
         transport.set_keepalive(KEEP_ALIVE_S)

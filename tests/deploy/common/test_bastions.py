@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import paramiko
@@ -14,7 +15,7 @@ import pytest
 from pyinfra.api.exceptions import ConnectError
 from pyinfra.connectors.sshuserclient import client
 
-from tasks.common.connection import PARAMIKO, TransportFactory
+from tasks.common.connection import PARAMIKO, TRIES, TransportFactory, connecting
 from tests.deploy.common.test_connection import Node, failed
 from tests.deploy.common.test_known_hosts import REPLACED
 
@@ -155,3 +156,41 @@ def test_a_connection_that_is_dropped_at_once_is_tried_again(tmp_path: Path) -> 
         Thread(target=serve, daemon=True).start()
         at = {"ssh_hostname": "127.0.0.1", "ssh_port": listener.getsockname()[1]}
         assert "can't decode byte 0xff" in failed(tmp_path, ("gpu-1", at))
+
+
+@pytest.mark.parametrize(
+    ("said", "least"),
+    [
+        pytest.param(b"Not allowed at this time\r\n", 15, id="ansible-86325"),
+        (b"Exceeded MaxStartups\r\n", 4),
+        (b"", 4),
+    ],
+)
+def test_a_penalty_of_sshd_is_outlasted_and_named(monkeypatch: pytest.MonkeyPatch, said: bytes, least: int) -> None:
+    """A penalty lasts 15 s or more (sshd_config(5)); a connection too many has its turn sooner."""
+    waits: list[float] = []
+    monkeypatch.setattr("gevent.sleep", waits.append)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(TRIES):
+                accepted, _ = listener.accept()
+                # A close without this would reset the connection.
+                accepted.recv(100)
+                accepted.sendall(said)
+                accepted.close()
+
+        Thread(target=serve, daemon=True).start()
+
+        def connect_once(_: Any) -> None:
+            ssh = paramiko.SSHClient()
+            try:
+                ssh.connect("127.0.0.1", listener.getsockname()[1], transport_factory=TransportFactory())
+            except paramiko.SSHException as error:
+                raise ConnectError(f"SSH error ({error})") from None
+
+        connector: Any = SimpleNamespace(data={"ssh_hostname": "127.0.0.1"})
+        with pytest.raises(ConnectError, match=f"{said.decode().strip()}.* PerSourcePenaltyExemptList"):
+            connecting(connect_once)(connector)
+    assert len(waits) == TRIES - 1
+    assert least <= sum(waits) <= 4 * least
