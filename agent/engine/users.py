@@ -261,7 +261,8 @@ def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Who uses an RDMA device of the function: its own, a subfunction's, its bond's, or one on top of its netdev.
 
-    These are the processes that have it open, and the kernel's own connections (NVMe, iSER, SRP, NFS, SMB, Lustre).
+    These are the processes that have it open, and the kernel's own connections (NVMe, iSER, SRP, NFS, SMB, Lustre). A subnet
+    manager has no uverbs open but issm, which makes it the port's (ib_umad_sm_open, drivers/infiniband/core/user_mad.c).
     """
     reader = Reader(machine.files)
     own = []
@@ -281,7 +282,7 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         (f"{CHAR_DEVICES}/{node}", key)
         for device, pci, key in devices
         for node in reader.char_devices_of(pci, device)
-        if node.startswith("uverbs")
+        if node.startswith(("uverbs", "issm"))
     ]
     _raise_if_incomplete(reader)
     of_kernel = [(key, User(name)) for device, _, key in devices for name in _of_kernel(machine.rdma, device)]

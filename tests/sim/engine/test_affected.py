@@ -57,6 +57,15 @@ def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel, no
     assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
 
 
+def test_a_subnet_manager_is_a_user_of_its_port(kernel: Kernel) -> None:
+    """It sends its datagrams by umad, as many programs do for a moment, and holds issm as long as it runs."""
+    vf = vf_addresses(kernel.files, PF)[1]
+    kernel.rdma.add(vf, "mlx5_0", None, link_layer="InfiniBand")
+    kernel.tree.put(f"/sys/bus/pci/devices/{vf}/infiniband_mad/issm0/ibdev", "mlx5_0")
+    kernel.host.open["/dev/infiniband/issm0"] = ("opensm (pid 4712)",)
+    assert deferred(settle(kernel, spec(6))) == (f"opensm (pid 4712) ({PF}#1)",)
+
+
 def test_users_of_an_rdma_device_of_two_ports_are_users_of_both(kernel: Kernel) -> None:
     """With RoCE LAG sysfs shows the device only under the first port."""
     second = PF[:-1] + "1"
