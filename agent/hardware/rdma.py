@@ -26,6 +26,8 @@ CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
 NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
 RAW = "raw packets"
+# The rates of faster ports: of drivers that call ib_get_eth_speed (before Linux 6.6; later if they name no lanes), and of mlx5.
+GUESSED = ("100 Gb/sec (4X EDR)", "40 Gb/sec (4X QDR)")
 Family = Literal["IPv4", "IPv6"]
 # 169.254.0.0/16 and fe80::/10
 LINK_LOCAL = ("169.254.", "fe8", "fe9", "fea", "feb")
@@ -54,12 +56,11 @@ class Gid:
 class RdmaPort:
     """A port of an RDMA device, by /sys/class/infiniband/D/ports/N (drivers/infiniband/core/sysfs.c).
 
-    ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the
-    kernel's words. ``netdev`` is that of its first GID (gid_attrs/ndevs).
-    ``bonded``: the members of ``netdev``, if that is a bond (RoCE LAG).
+    ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the kernel's
+    words. ``netdev`` is that of its first GID (gid_attrs/ndevs), and ``bonded`` its members, if it is a bond (RoCE LAG).
+    ``speed`` is the netdev's in Mbit/s, if ``rate`` is :data:`GUESSED`. ``pkeys`` are partition keys, as far as they were read.
     ``lid``, ``lmc`` and ``sm_lid`` are the files lid, lid_mask_count and sm_lid: what an InfiniBand subnet manager gave the
     port, 0 before that and on Ethernet. :meth:`Reader.detailed` reads them; ``sm_lid`` of InfiniBand is always read.
-    ``pkeys`` are its partition keys, as far as they were read.
     """
 
     number: int
@@ -74,20 +75,18 @@ class RdmaPort:
     lmc: int | None = None
     sm_lid: int | None = None
     pkeys: tuple[int, ...] = ()
+    speed: int = 0
 
     @property
     def gigabits(self) -> float | None:
-        """The rate in Gbit/s: 100 for `100 Gb/sec (4X EDR)`."""
+        """The rate in Gbit/s: 100 for `100 Gb/sec (4X EDR)`, or the netdev's if that is more."""
         match = re.match(r"([\d.]+) Gb/sec", self.rate or "")
-        return float(match[1]) if match else None
+        return max(float(match[1]), self.speed / 1000) if match else None
 
 
 @frozen
 class CharDevice:
-    """A character device of an RDMA device: uverbsN, umadN, issmN.
-
-    The kernel lists it in /sys/class/infiniband_{verbs,mad}/*/ibdev. ``present``: it is in /dev/infiniband, too.
-    """
+    """That of an RDMA device: uverbsN, umadN, issmN (/sys/class/infiniband_{verbs,mad}/*/ibdev). ``present``: in /dev."""
 
     name: str
     present: bool
@@ -287,13 +286,15 @@ class Reader:
     def _port(self, device: str, number: int, beside: str | None) -> RdmaPort:
         path = f"{RDMA}/{device}/ports/{number}"
         link_layer = self._text(f"{path}/link_layer") or None
+        netdev, rate = self._netdev(device, number) or beside, self._text(f"{path}/rate")
         return RdmaPort(
             number=number,
-            netdev=self._netdev(device, number) or beside,
+            netdev=netdev,
             link_layer=link_layer,
             state=self._text(f"{path}/state").partition(": ")[2] or None,
             physical_state=self._text(f"{path}/phys_state").partition(": ")[2] or None,
-            rate=self._text(f"{path}/rate") or None,
+            rate=rate or None,
+            speed=whole(self._text(f"{NET}/{netdev}/speed") if rate in GUESSED else "") or 0,
             sm_lid=_number(self._text(f"{path}/sm_lid")) if link_layer == "InfiniBand" else None,
         )
 
