@@ -41,6 +41,9 @@ HARDWARE = (
     *("requester_oos_nak", "requester_timeout", "requester_retries_exceeded"),
 )
 
+FULL = {"symbol_error": 0xFFFF, "port_rcv_errors": 0xFFFF}
+"""Counters of 16 bits (drivers/infiniband/core/sysfs.c), which stay at their largest value until somebody clears them."""
+
 Counters = Mapping[tuple[str, str], int]
 """By the function's PCI address, and by device and name: ``ens1f0 rx_errors``."""
 
@@ -94,13 +97,16 @@ def rises(samples: tuple[Sample, ...]) -> dict[tuple[str, str], int]:
 
 
 def judge(want: Wanted, have: Snapshot, facts: tuple[Sample, ...]) -> list[Condition]:
-    """False if counters rose within the window; the message names them."""
-    risen = rises(facts)
-    if not risen:
+    """False if counters rose within the window, or cannot rise any more; the message names them."""
+    said = {each: f"{each[1]} +{rise}" for each, rise in rises(facts).items()}
+    for each, value in facts[-1].counters.items():
+        if value == FULL.get(each[1].rpartition(" ")[2]):
+            said[each] = f"{each[1]} is full ({value}: clear it by perfquery -R)"
+    if not said:
         return [condition(TYPE, "NoErrors")]
     faults = [
-        FunctionFault(address, RISING, ", ".join(f"{name} +{rise}" for (_, name), rise in of_function))
-        for address, of_function in groupby(risen.items(), lambda each: each[0][0])
+        FunctionFault(address, RISING, ", ".join(said[each] for each in of_function))
+        for address, of_function in groupby(sorted(said), lambda each: each[0])
     ]
     message = ", ".join(fault.message for fault in faults)
     return [condition(TYPE, RISING, f"within {WINDOW / 60:.0f} minutes: {message}", faults=faults)]

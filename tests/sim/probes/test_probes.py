@@ -116,6 +116,23 @@ def test_rising_errors_are_a_warning_until_ten_minutes_after_the_last(node: Node
     assert condition.status == "True"
 
 
+def test_a_counter_that_is_full_is_not_taken_for_one_that_does_not_rise(node: Node) -> None:
+    """A bad cable fills InfiniBand's counters of 16 bits within minutes, and they show nothing from then on."""
+    node.kernel.rdma.add(PF0, "mlx5_0", None, link_layer="InfiniBand")
+    counter = "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error"
+    node.kernel.tree.put(counter, "65534")
+    assert node.look()["ErrorCounters"].status == "True"
+    node.kernel.tree.put(counter, "65535")
+    for _ in range(12):
+        node.now += 60
+        condition = node.look()["ErrorCounters"]
+    assert state(condition) == ("False", "ErrorsRising", "warn")
+    assert "mlx5_0/1 symbol_error is full (65535: clear it by perfquery -R)" in condition.message
+    node.kernel.tree.put(counter, "0")
+    node.now += 60
+    assert node.look()["ErrorCounters"].status == "True"
+
+
 def test_a_driver_s_reload_sets_counters_back_and_is_no_error(node: Node) -> None:
     node.kernel.tree.put(f"{STATISTICS}/rx_errors", "1000")
     node.look()
