@@ -347,8 +347,8 @@ def present(names: tuple[str, ...], family: Family) -> Commands:
 
 
 def dnf_install(*names: str) -> StringCommand:
-    """A command that has dnf install packages."""
-    return script(f'{DNF}dnf install -y -- "$@"', *names)
+    """A command that has dnf install packages. It asks for new indexes, since dnf uses its own for two days (dnf.conf(5))."""
+    return script(f'{DNF}dnf install -y --refresh -- "$@"', *names)
 
 
 def install_missing(wanted: Iterable[str], have: Mapping[str, object], family: Family) -> Commands:

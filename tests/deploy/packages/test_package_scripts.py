@@ -142,4 +142,4 @@ def test_another_dnf_is_waited_for(tmp_path: Path, free_after: int, code: int, r
     calls = (tmp_path / "calls").read_text().splitlines()
     assert (done.returncode, done.stderr, len(calls)) == result
     assert (done.stdout.split()[-1] == "installed") is (free_after < len(calls))
-    assert set(calls) == {"--setopt=exit_on_lock=1 install -y -- a b c"}
+    assert set(calls) == {"--setopt=exit_on_lock=1 install -y --refresh -- a b c"}

@@ -10,7 +10,7 @@ import pytest
 
 from lab.rpm import Rpm
 from tasks.common.commands import script
-from tasks.packages import DNF, vendor_repository
+from tasks.packages import DNF, dnf_install, vendor_repository
 from tasks.packages.vendor_repository import Repository
 from tests.deploy.drivers.test_going_back_dnf import Node, repository
 from tests.deploy.scripts import ran, sh
@@ -116,6 +116,19 @@ def test_a_repository_that_changes_just_then_is_asked_again(tmp_path: Path, said
     program(tmp_path / "bin/sleep", f"touch {tmp_path}/free")
     done = ran(script(f"{DNF}dnf install -y jq"), tmp_path / "bin")
     assert ((tmp_path / "free").exists(), done.returncode) == (waits, 0 if waits else code)
+
+
+MOVED = "[MIRROR] kernel-devel-5.14.0-474.el9.rpm: Status code: 404 for https://repo.example.net/kernel-devel-5.14.0-474.el9.rpm"
+NEWER = "No match for argument: kernel-devel-5.14.0-480.el9\nError: Unable to find a match: kernel-devel-5.14.0-480.el9"
+
+
+@pytest.mark.parametrize(
+    "said", [pytest.param(MOVED, id="dnf-plugin-system-upgrade-50"), pytest.param(NEWER, id="rocky-tools-217")]
+)
+def test_an_index_that_dnf_has_kept_is_not_the_one_that_counts(tmp_path: Path, said: str) -> None:
+    program(tmp_path / "bin/dnf", f"case $* in *' --refresh '*) ;; *) cat >&2 <<'END'\n{said}\nEND\nexit 1 ;; esac")
+    done = ran(dnf_install("kernel-devel"), tmp_path / "bin")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_vendor_s_repository_that_does_not_answer_keeps_no_other_one_away() -> None:
