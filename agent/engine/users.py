@@ -284,6 +284,7 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         for node in reader.char_devices_of(pci, device)
         if node.startswith(("uverbs", "issm"))
     ]
+    nodes += _psm_nodes(machine.files, functions)
     _raise_if_incomplete(reader)
     of_kernel = [(key, User(name)) for device, _, key in devices for name in _of_kernel(machine.rdma, device)]
     for (target, port), user in (*_held(machine, nodes, owns=False), *of_kernel):
@@ -291,6 +292,13 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
             yield target, evolve(user, name=f"{user.name} on {port}", by_lag=True, only_by_lag=True)
         else:
             yield target, evolve(user, by_lag=target in functions.bonds)
+
+
+def _psm_nodes(files: Files, functions: _Functions) -> Iterator[tuple[str, tuple[str, str]]]:
+    """The nodes that MPI opens on Omni-Path (drivers/infiniband/hw/hfi1/file_ops.c), which no file ties to a function."""
+    for target, pci in functions.pci.items():
+        names = names_in(files, f"/sys/class/{driver(files, pci)}_user")
+        yield from ((f"/dev/{name}", (target, "")) for name in names)
 
 
 def _of_kernel(rdma: Rdma, device: str) -> list[str]:

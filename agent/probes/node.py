@@ -28,6 +28,7 @@ RUNTIMES = {"containerd": "containerd", "dockerd": "docker", "crio": "crio"}
 WATCHED = frozenset(
     {
         *("ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "mlx5_core", "mlx5_ib", "mlx_compat", "erdma"),
+        *("bnxt_re", "irdma", "ionic_rdma", "mana_ib", "qedr", "iw_cxgb4", "mlx4_ib", "hns_roce_hw_v2", "efa"),
         *("nvidia", "nvidia_uvm", "nvidia_peermem", "gdrdrv"),
     }
 )

@@ -66,6 +66,14 @@ def test_a_subnet_manager_is_a_user_of_its_port(kernel: Kernel) -> None:
     assert deferred(settle(kernel, spec(6))) == (f"opensm (pid 4712) ({PF}#1)",)
 
 
+def test_a_program_on_omni_path_is_a_user_without_verbs(kernel: Kernel) -> None:
+    """PSM2 and OPX open the driver's own node."""
+    kernel.set_driver(PF, "hfi1")
+    kernel.tree.folder("/sys/class/hfi1_user/hfi1_0")
+    kernel.host.open["/dev/hfi1_0"] = ("mpi (pid 4713)",)
+    assert f"mpi (pid 4713) ({PF})" in deferred(settle(kernel, spec(6)))
+
+
 def test_users_of_an_rdma_device_of_two_ports_are_users_of_both(kernel: Kernel) -> None:
     """With RoCE LAG sysfs shows the device only under the first port."""
     second = PF[:-1] + "1"

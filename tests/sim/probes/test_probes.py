@@ -56,9 +56,12 @@ def test_a_driver_that_is_not_the_installed_one_is_named(node: Node) -> None:
     assert node.look()["KernelModules"].reason == "AsInstalled"
     node.kernel.host.installed["igb"] = "BBBB"
     node.now += 300
+    node.kernel.tree.put("/sys/module/bnxt_re/srcversion", "AAAA")
+    node.kernel.host.installed["bnxt_re"] = "BBBB"
     condition = node.look()["KernelModules"]
     assert state(condition) == ("False", "ModulesStale", "warn")
-    assert "igb (loaded AAAA, installed BBBB)" in condition.message
+    for module in ("bnxt_re", "igb"):
+        assert f"{module} (loaded AAAA, installed BBBB)" in condition.message
 
 
 def test_a_vf_whose_driver_creates_no_netdev_is_named_after_half_a_minute(node: Node) -> None:
