@@ -153,6 +153,18 @@ def _adaptive_mode(change: Change) -> int:
     return 1 if change.field not in ADAPTIVE else 2 if change.after else 0
 
 
+def _chosen_by_driver(device: Observed, wanted: Asked) -> tuple[str, str]:
+    """ice, i40e, iavf and idpf refuse other usecs while they choose them, which they do by default; other drivers take them.
+
+    ice_set_rc_coalesce (ice_ethtool.c), __i40e_set_coalesce (i40e_ethtool.c), iavf_set_itr_per_queue (iavf_ethtool.c).
+    """
+    ((name, _),) = wanted.items()
+    adaptive = device.read.get(f"adaptive_{name[:2]}")
+    if name in ADAPTIVE or device.read[name].value is None or adaptive is None or not adaptive.value:
+        return "", ""
+    return "", f"the driver chooses {name} itself (`ethtool -c`): give adaptive_{name[:2]}: false, or no {name}"
+
+
 def _features(device: Observed, wanted: Asked) -> tuple[str, str]:
     ((name, on),) = wanted.items()
     read, known = device.read, [each for each, setting in device.read.items() if setting.value is not None]
@@ -191,7 +203,7 @@ CHANNELS = _row(
 RINGS = _row(
     "rings", "channels", "rings", flaps=lambda family, _: family.rings_flap, limit=_ring_sizes, one_request=True
 )
-COALESCING = _row("coalescing", "rings", "coalescing", order=_adaptive_mode)
+COALESCING = _row("coalescing", "rings", "coalescing", limit=_chosen_by_driver, order=_adaptive_mode)
 OFFLOADS = _row(
     "offloads",
     "coalescing",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field
 
+from agent.kinds.ethtool import ADAPTIVE
 from agent.machine import Group, Setting
 from tests.sim.drivers import DRIVERS
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from tests.sim.kernel import Kernel, Netdev
 
 NET = "/sys/class/net"
+INTEL = ("ice", "i40e", "iavf")
 
 RINGS = 4096
 LEAST_RING = 64
@@ -49,6 +51,8 @@ class _Netdev:
     features: dict[str, Setting]
     rx_usecs: int = 3
     tx_usecs: int = 3
+    adaptive_rx: bool = True
+    adaptive_tx: bool = True
 
 
 @define
@@ -215,16 +219,23 @@ class SimEthtool:
 
     def _coalescing(self, ifindex: int) -> Mapping[str, Setting]:
         function, netdev = self._of(ifindex)
+        if self.kernel.driver(function) in INTEL:
+            return {name: Setting(getattr(netdev, name)) for name in ("rx_usecs", "tx_usecs", *ADAPTIVE)}
         if self.kernel.sriov.is_vf(function):
             return {"rx_usecs": Setting(netdev.rx_usecs)}
         tx_usecs = 0 if self._paired(ifindex) else netdev.tx_usecs
         return {"rx_usecs": Setting(netdev.rx_usecs), "tx_usecs": Setting(tx_usecs)}
 
     def _set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
-        _, netdev = self._written(ifindex, "coalescing", given)
+        function, netdev = self._written(ifindex, "coalescing", given)
         _lacking(given, self._coalescing(ifindex))
         wrong = any(value > 10_000 or 3 < value < 10 for value in given.values())
-        if wrong or (self._paired(ifindex) and given.get("tx_usecs")):
+        if self.kernel.driver(function) in INTEL:
+            # ice_set_rc_coalesce (ice_ethtool.c), __i40e_set_coalesce (i40e_ethtool.c), iavf_set_itr_per_queue.
+            wrong = any(name not in ADAPTIVE and getattr(netdev, f"adaptive_{name[:2]}") for name in given)
+        elif self._paired(ifindex) and given.get("tx_usecs"):
+            wrong = True
+        if wrong:
             raise _error(errno.EINVAL)
         for name, value in given.items():
             setattr(netdev, name, value)

@@ -209,6 +209,21 @@ def test_adaptive_goes_off_before_the_numbers_and_on_after_them(kernel: Kernel) 
     assert [change.field for change in planned] == ["adaptive_rx", "rx_usecs", "tx_usecs", "adaptive_tx"]
 
 
+@pytest.mark.parametrize("driver", ["ice", "i40e"])
+@pytest.mark.parametrize("adaptive", [{}, {"adaptive_rx": True}])
+def test_usecs_that_a_driver_refuses_while_it_chooses_them_itself_are_explained(
+    driver: str, adaptive: dict[str, bool]
+) -> None:
+    """Intel's drivers choose them by default."""
+    kernel = Kernel(cpus=8)
+    kernel.add_nic(PF, NETDEV, MAC, driver=driver)
+    (failed,) = undone(settle(kernel, rail0(coalescing={"rx_usecs": 50} | adaptive)))
+    assert failed.result == "failed" and "adaptive_rx: false" in failed.remedy
+    assert is_ready(settle(kernel, rail0(coalescing={"rx_usecs": 50, "adaptive_rx": False})).conditions)
+    # Off, then on: the number was set meanwhile.
+    assert is_ready(settle(kernel, rail0(coalescing={"rx_usecs": 50, "adaptive_rx": True})).conditions)
+
+
 def test_channels_of_which_mlx5_shows_twice_as_many_for_af_xdp_are_as_wanted() -> None:
     kernel = Kernel(cpus=8)
     kernel.add_nic(PF, NETDEV, MAC, driver="mlx5_core")
