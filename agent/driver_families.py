@@ -35,8 +35,8 @@ class DriverFamily:
     if it serves none. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its
     number of VFs. ``first_vfs_end_lag``: it gives up RoCE LAG for the first VFs of a port, and with it the RDMA device of
     the bond. ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
-    ``ring_size``: the ring size that the driver sets for a requested one. ``offloads_flap``: the features for which it
-    takes the link down; None: possibly for any. ``trust_flaps``, ``pfc_flaps``: it takes the link down, or closes the
+    ``ring_size``: the ring size that the driver sets, or takes instead of a requested one. ``offloads_flap``: the features for
+    which it takes the link down; None: possibly for any. ``trust_flaps``, ``pfc_flaps``: it takes the link down, or closes the
     netdev's queues, to change the trust mode (DSCP or PCP), or the priorities with PFC; ice does for both (ice_pf_dcb_cfg).
     ``vf_resets``: the attributes of a VF for which the PF's driver resets the VF, or the VF's driver resets itself.
     ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the PF is up (known only for igb).
@@ -102,6 +102,14 @@ def is_passed_through(driver: str | None) -> bool:
     return family_of(driver) is family_of(VFIO)
 
 
+def _multiple_of_8(size: int) -> int:
+    return (size + 7) // 8 * 8
+
+
+def _power_of_2(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
 def _gve_queue(role: str, number: int, named: int) -> tuple[str, int]:
     # The first half of the blocks are for transmit queues, the second for receive queues (gve_tx_idx_to_ntfy,
     # gve_rx_idx_to_ntfy in gve.h). All are requested, whatever the number of channels is (gve_alloc_notify_blocks).
@@ -157,6 +165,9 @@ FAMILIES: tuple[DriverFamily, ...] = (
         pfs_only_for_vfs=True,
         vf_count_flaps=False,
     ),
+    # AWS's Elastic Network Adapter. From the driver's source (drivers/net/ethernet/amazon/ena): not run on such an instance.
+    # ENA_MIN_RING_SIZE, and a power of two that is not larger (ena_set_ringparam in ena_ethtool.c).
+    DriverFamily(drivers=("ena",), ring_size=lambda size: max(256, 1 << (size.bit_length() - 1))),
     # AWS's Elastic Fabric Adapter. From the driver's source (drivers/infiniband/hw/efa), not run on such an instance.
     DriverFamily(
         drivers=("efa",),
@@ -187,6 +198,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # gve-mgmnt@pci:<BDF> is the management one.
         queue_irqs=re.compile(r"-ntfy-(?P<role>blk|block\.)(?P<queue>\d+)(?:@|$)"),
         queue=_gve_queue,
+        # It refuses others (gve_validate_req_ring_size in gve_ethtool.c).
+        ring_size=_power_of_2,
     ),
     # Omni-Path. From the driver's source (drivers/infiniband/hw/hfi1): not run on such a NIC.
     DriverFamily(
@@ -214,7 +227,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # igb_ndo_set_vf_mac, igb_ndo_set_vf_vlan and igb_ndo_set_vf_trust (igb_main.c) set registers or a flag, and tell no VF.
         vf_resets=(),
         # REQ_RX_DESCRIPTOR_MULTIPLE and REQ_TX_DESCRIPTOR_MULTIPLE, in igbvf as well. The minimum is 80, in later kernels 64.
-        ring_size=lambda size: (size + 7) // 8 * 8,
+        ring_size=_multiple_of_8,
         # igb_set_features resets the adapter for these two only.
         offloads_flap=("rx-all", "rx-ntuple-filter"),
     ),
@@ -224,12 +237,17 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # ICE_REQ_DESC_MULTIPLE (ice_set_ringparam), I40E_REQ_DESCRIPTOR_MULTIPLE, IAVF_REQ_DESCRIPTOR_MULTIPLE.
         ring_size=lambda size: (size + 31) // 32 * 32,
     ),
+    # Intel 82599, X540, X550 and their VFs; HiSilicon's NICs. From the drivers' source (drivers/net/ethernet: intel/ixgbe,
+    # intel/ixgbevf, hisilicon/hns3): not run. IXGBE_REQ_TX_DESCRIPTOR_MULTIPLE, HNS3_RING_BD_MULTIPLE.
+    DriverFamily(drivers=("ixgbe", "ixgbevf", "hns3"), ring_size=_multiple_of_8),
     # AMD Pensando. From the driver's source (drivers/net/ethernet/pensando/ionic): not run on such a NIC.
     DriverFamily(
         drivers=("ionic",),
         # ionic-<netdev>-L0-rx3 (ionic_request_irq, ionic_q_init). The transmit queue of the same number shares it, unless it
         # has an interrupt of its own. Queues of the driver itself are called L0-adminq0 or L0-hwstamp_tx4.
         queue_irqs=re.compile(r"-L\d+-(?P<role>rx|tx)(?P<queue>\d+)$"),
+        # It refuses others (ionic_set_ringparam in ionic_ethtool.c).
+        ring_size=_power_of_2,
     ),
     # Microsoft Azure Network Adapter. From the driver's source (drivers/net/ethernet/microsoft/mana): not run there.
     DriverFamily(
@@ -238,6 +256,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # mana_hwc@pci:<BDF> is the management one. Older kernels call all of them mana_intr, in the order of the vectors.
         queue_irqs=re.compile(r"^mana_(?:(?P<role>q|msi)(?P<queue>\d+)@|intr$)"),
         queue=_mana_queue,
+        # mana_set_ringparam in mana_ethtool.c.
+        ring_size=_power_of_2,
     ),
     # Mellanox ConnectX-3 and earlier, and their VFs. From the driver's source (drivers/net/ethernet/mellanox/mlx4): not run.
     # A card's ports are netdevs of one PCI function.
@@ -249,6 +269,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         queue_irqs=re.compile(r"^mlx4-(?:(?P<role>comp)-)?\d+@"),
         # Only the firmware is told (mlx4_en_dcbnl_ieee_setpfc in en_dcb_nl.c). The driver trusts no DSCPs.
         pfc_flaps=False,
+        # mlx4_en_set_ringparam in en_ethtool.c.
+        ring_size=_power_of_2,
     ),
     # NVIDIA (Mellanox) ConnectX-4 and later. From the driver's source and vendor documents: not run on such a NIC.
     DriverFamily(
@@ -273,7 +295,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         channels_flap=False,
         rings_flap=False,
         # The driver keeps both sizes as a power of two (order_base_2 in mlx5e_ethtool_set_ringparam).
-        ring_size=lambda size: 1 << (size - 1).bit_length(),
+        ring_size=_power_of_2,
         offloads_flap=(),
         # The trust mode is changed without closing channels, too (mlx5e_set_trust_state). PFC takes the port down for a moment
         # (mlx5_toggle_port_link in mlx5e_dcbnl_ieee_setpfc, en_dcbnl.c).

@@ -145,7 +145,7 @@ def _ring_sizes(device: Observed, wanted: Asked) -> tuple[str, str]:
     if made == wanted:
         return "", ""
     sizes = " and ".join(f"{name} {size}" for name, size in sorted(made.items()))
-    return f"{device.driver} would round it to {sizes}", f"give {sizes}"
+    return f"{device.driver} has no rings of this size, but {sizes}", f"give {sizes}"
 
 
 def _adaptive_mode(change: Change) -> int:

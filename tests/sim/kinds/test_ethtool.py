@@ -96,7 +96,7 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
         pytest.param(
             {"rings": {"rx": 8192}}, "rx is 4096 at most, the spec wants 8192", "`ethtool -g`", id="PF_RING-900"
         ),
-        ({"rings": {"rx": 1001}}, "igb would round it to rx 1008", "give rx 1008"),
+        ({"rings": {"rx": 1001}}, "igb has no rings of this size, but rx 1008", "give rx 1008"),
         ({"offloads": {"rx-gro-hv": True}}, "this kernel knows no feature 'rx-gro-hv'", "did you mean 'rx-gro-hw'?"),
         ({"offloads": {"generic-receive-offload": False}}, "knows no feature", "did you mean 'rx-gro'?"),
     ],
@@ -241,12 +241,28 @@ def test_mlx5_s_rings_are_powers_of_two(asked: int, made: int) -> None:
     assert family_of("mlx5_core").ring_size(asked) == made
 
 
-@pytest.mark.parametrize("driver", ["i40e", "iavf", "ice"])
-def test_a_ring_that_intel_s_drivers_would_round_is_never_asked_for(driver: str) -> None:
+@pytest.mark.parametrize(
+    ("driver", "asked", "made"),
+    [
+        ("ice", 1000, 1024),
+        ("i40e", 1000, 1024),
+        ("iavf", 1000, 1024),
+        ("ixgbe", 1001, 1008),
+        ("hns3", 1001, 1008),
+        ("ena", 1000, 512),
+        ("ena", 100, 256),
+        ("gve", 1000, 1024),
+        ("mana", 1000, 1024),
+        ("ionic", 1000, 1024),
+        ("mlx4_core", 1000, 1024),
+    ],
+)
+def test_a_ring_that_a_driver_rounds_or_refuses_is_never_asked_for(driver: str, asked: int, made: int) -> None:
     kernel = Kernel()
     kernel.add_nic(PF, NETDEV, MAC, driver=driver)
-    (change,) = of_kind(settle(kernel, rail0(rings={"rx": 1000})), "rings")
-    assert (change.change.blocker, change.change.remedy) == (f"{driver} would round it to rx 1024", "give rx 1024")
+    (change,) = of_kind(settle(kernel, rail0(rings={"rx": asked})), "rings")
+    assert change.change.blocker == f"{driver} has no rings of this size, but rx {made}"
+    assert change.change.remedy == f"give rx {made}"
     assert not writes(kernel, "rings")
 
 
