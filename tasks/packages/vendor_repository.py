@@ -51,7 +51,8 @@ fetch() {
     # It uses apt's proxy and certificates, and needs no curl.
     "$APT_HELPER" -qq -oAPT::Sandbox::User=root download-file "$1" "$2" >&2
   else
-    as_dnf | curl --config - --fail --silent --show-error --location --retry 2 --output "$2" -- "$1"
+    as_dnf | curl --config - --fail --silent --show-error --location --connect-timeout 30 --speed-limit 1 --speed-time 120 \
+      --retry 2 --output "$2" -- "$1"
   fi || { echo "$1 cannot be fetched; the reason is above; check that the node can reach it" >&2; exit 1; }
 }
 """

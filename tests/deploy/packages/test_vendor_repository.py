@@ -282,6 +282,21 @@ def test_without_apt_a_file_is_fetched_by_dnfs_proxy_whose_password_is_in_no_arg
     assert "fleet" not in log.read_text()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param("--connect-timeout 30", id="openclaw-109001"),
+        pytest.param("--speed-limit 1 --speed-time 120", id="open-code-review-1292"),
+    ],
+)
+def test_a_server_or_a_proxy_that_does_not_answer_is_given_up(tmp_path: Path, options: str) -> None:
+    """Without the second option, curl waits for ever for one that takes the connection."""
+    program(tmp_path / "curl", 'echo "$@" > "$LOG"')
+    files = {"LOG": str(tmp_path / "log"), "APT_HELPER": f"{tmp_path}/none", "DNF_CONF": f"{tmp_path}/dnf.conf"}
+    sh(f"{vendor_repository.FETCH}fetch https://repo.example.net/key /none", programs=tmp_path, **files)
+    assert f" {options} " in (tmp_path / "log").read_text()
+
+
 @pytest.fixture(scope="module")
 def expired(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Path]:
     """A key's fingerprint, the key after it has expired, and as its owner has extended it."""
