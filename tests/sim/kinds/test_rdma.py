@@ -142,14 +142,17 @@ def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
     assert is_ready(result.conditions), result.conditions
 
 
-@pytest.mark.parametrize("rate", ["100 Gb/sec (4X EDR)", "40 Gb/sec (4X QDR)"])
+@pytest.mark.parametrize("rate", ["100 Gb/sec (4X EDR)", "40 Gb/sec (4X QDR)", "2.5 Gb/sec (1X SDR)"])
 @pytest.mark.parametrize(
     ("speed", "reason"), [("400000", "AllActive"), ("200000", "PortNotReady"), ("-1", "PortNotReady")]
 )
 def test_a_rate_that_the_kernel_has_no_word_for_is_that_of_the_netdev(
     kernel: Kernel, rate: str, speed: str, reason: str
 ) -> None:
-    """ib_get_eth_speed of Linux 6.1 has none above 100 Gbit/s, so ports of a Thor 2 with 400 Gbit/s look slow."""
+    """ib_get_eth_speed of Linux 6.1 has none above 100 Gbit/s, so ports of a Thor 2 with 400 Gbit/s look slow.
+
+    Its driver may also keep the least rate, that of a link that is down, since it asks when it creates the RDMA device.
+    """
     kernel.rdma.add(PF0, "bnxt_re0", NAME0, rate=rate)
     kernel.tree.put(f"/sys/class/net/{NAME0}/speed", speed)
     assert condition(settle(kernel, {"rdma": {"rate": 400}}), "RdmaPorts").reason == reason
