@@ -26,8 +26,8 @@ CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
 NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
 RAW = "raw packets"
-# The rates of faster ports: of drivers that call ib_get_eth_speed (before Linux 6.6; later if they name no lanes), of mlx5, and of
-# bnxt_re of Linux 6.3, which asked once, perhaps when the link was still down (bnxt_re_ib_init).
+# The rates of faster ports: of drivers that call ib_get_eth_speed (before Linux 6.6; later if they name no lanes), of mlx5, and
+# of bnxt_re in Linux 6.3, which asked once, perhaps when the link was still down (bnxt_re_ib_init).
 GUESSED = ("100 Gb/sec (4X EDR)", "40 Gb/sec (4X QDR)", "2.5 Gb/sec (1X SDR)")
 Family = Literal["IPv4", "IPv6"]
 # 169.254.0.0/16 and fe80::/10
