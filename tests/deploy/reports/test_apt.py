@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tasks import packages
+from tasks.packages.vendor_repository import FETCH
 from tests.deploy.scripts import sh
 from tests.http_server import Request, serving
 from tests.stand_ins import program
@@ -251,6 +252,28 @@ def test_a_package_that_is_not_the_index_s_is_fetched_again_with_a_new_index(
         with pytest.raises(AssertionError, match="Hash Sum mismatch") if settled_after > 3 else nullcontext():
             sh(INSTALL, "fabric-tools", **environment)
     assert log.read_text().split().count("slept") == tries
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param(INSTALL, "Packages  407  Proxy Authentication Required", id="apt-103"),
+        pytest.param(
+            f'{FETCH}fetch "http://repo.example.net/$1" /none',
+            "/fabric-tools cannot be fetched; the reason",
+            id="elbe-121",
+        ),
+    ],
+)
+def test_what_a_proxy_refuses_is_shown(tmp_path: Path, environment: dict[str, str], text: str, said: str) -> None:
+    with serving(lambda request: (407, b"")) as proxy:
+        with (tmp_path / "apt.conf").open("a") as file:
+            file.write(f'Acquire::http::Proxy "{proxy}"; Acquire::Retries "0";\n')
+        (tmp_path / "etc/sources.list").write_text("deb [trusted=yes] http://repo.example.net ./\n")
+        with pytest.raises(AssertionError) as caught:
+            sh(text, "fabric-tools", **environment)
+    assert "407" in str(caught.value)
+    assert said in str(caught.value)
 
 
 def test_grave_bugs_in_debian_s_list_end_no_installation(tmp_path: Path) -> None:
