@@ -25,6 +25,12 @@ kernel/sched/isolation.c."""
 PARTS = (",high", ",low", ",cma")
 """Values of crashkernel that stand beside others (kernel/crash_reserve.c)."""
 
+OPPOSITES = {
+    **{"intel_iommu=off": "intel_iommu=on", "intel_iommu=on": "intel_iommu=off"},
+    **{"iommu=nopt": "iommu=pt", "iommu=pt": "iommu=nopt"},
+}
+"""The value that undoes another one of an argument whose values add up (drivers/iommu/intel, arch/x86/kernel/pci-dma.c)."""
+
 # check_next judges what the boot loader has made as missing_arguments does.
 CHECK_NEXT = f"""
 rivals() {{  # arguments: an argument, the words of the command line where another value of its name replaces it
@@ -46,6 +52,12 @@ check_next() {{  # arguments: the loader, the arguments of the next boot, the wa
         rest=" $2 "
         case $argument in
           {" | ".join(f"{name}=*" for name in LAST)}) rival=$(rivals "$argument" "${{rest##*" $argument "}}") ;;
+          {" | ".join(OPPOSITES)})
+            for word in ${{rest##*" $argument "}}; do
+              case "$argument $word" in {" | ".join(f"'{one} {other}'" for one, other in OPPOSITES.items())})
+                rival=$word ;;
+              esac
+            done ;;
           hugepagesz=*) rival=$(rivals "$argument" "${{rest#*" $argument "}}") ;;
           {" | ".join(f"{name}=*" for name in FIRST if name != "hugepagesz")})
             rival=$(rivals "$argument" "${{rest%%" $argument "*}}") ;;
@@ -76,6 +88,8 @@ def _counts(argument: str, present: str) -> bool:
     name = argument.partition("=")[0]
     if name == "hugepagesz":
         return present.split().count(argument.split()[0]) == 1
+    if argument in OPPOSITES:
+        return OPPOSITES[argument] not in present.rpartition(f" {argument} ")[2].split()
     if argument.endswith(PARTS) or name not in (*LAST, *FIRST):
         return True
     before, after = present.partition(f" {argument} ")[0], present.rpartition(f" {argument} ")[2]
