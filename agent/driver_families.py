@@ -15,8 +15,11 @@ XEN = "pciback"
 # and nfp have rxtx, tg3 has txrx, bnx2x and qede fp; idpf, hns3 and fbnic have Rx and Tx if there are more queues of one kind.
 # `i40e-<address>:fdir-TxRx-0` and `ice-<address>:ctrl-TxRx-0` serve no queue of the netdev (i40e_vsi_open in i40e_main.c,
 # ice_vsi_open_ctrl in ice_main.c). Intel's own ice has `ice-<netdev>-TxRx-2-3` if two queues share an interrupt.
+# RDMA's completion vectors are irdma-<address>-CEQ-<n>, in older kernels all CEQ (irdma_cfg_ceq_vector in irdma/hw.c), and
+# hns-<address>-ceq-<n> or hns-ceq-<n> (__hns_roce_request_irq in hns_roce_hw_v2.c).
 USUAL = re.compile(
-    r"(?<!:fdir)(?<!:ctrl)[-.](?P<role>txrx|tx-rx|rxtx|rx|tx|fp|input|output)[-.](?P<queue>\d+)(?:-\d+)?$",
+    r"(?:^|(?<!:fdir)(?<!:ctrl)[-.])(?P<role>txrx|tx-rx|rxtx|rx|tx|fp|input|output|ceq)"
+    r"(?:[-.](?P<queue>\d+)(?:-\d+)?$|(?<=^ceq)$)",
     re.IGNORECASE,
 )
 
@@ -146,7 +149,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # <netdev>-TxRx-3, or <netdev>-rx-3 and <netdev>-tx-9 (bnxt_setup_msix). In Linux 6.10 and earlier a name has at most 17
         # characters (struct bnxt_irq): with a netdev such as enp65s0f0np0 the number is cut off, and perhaps a part of TxRx.
         # The driver takes the interrupts in the order of the queues.
-        queue_irqs=re.compile(r"-(?P<role>T(?:x(?:Rx?)?)?|[rt]x?)(?:-\d*)?$"),
+        # RDMA's completion vectors are bnxt_re-nq-<n>@pci:<BDF> (bnxt_qplib_nq_start_irq in bnxt_re/qplib_fp.c).
+        queue_irqs=re.compile(r"-(?P<role>T(?:x(?:Rx?)?)?|[rt]x?|nq)(?:-\d*)?(?:$|(?<=\d)@)"),
         # For a DSCP only the firmware is told (bnxt_hwrm_queue_dscp2pri_cfg in bnxt_dcb.c). For PFC the driver may close and
         # open the netdev's queues (bnxt_queue_remap).
         trust_flaps=False,

@@ -99,6 +99,21 @@ NAMES = {
         "ionic-enp33s0-L0-hwstamp_rx4": "",
         **{f"ionic-enp33s0-L0-rx{queue}": f"rx-{queue}" for queue in range(4)},
     },
+    "ice with irdma": {
+        f"ice-{PF0}:misc": "",
+        **{"ice-enp33s0-TxRx-0": "txrx-0", f"irdma-{PF0}-AEQ": "", f"irdma-{PF0}-CEQ-0": "ceq-0"},
+        **{f"irdma-{PF0}-CEQ-1": "ceq-1", f"irdma-{PF0}-AEQCEQ-0": ""},
+    },
+    "hns3 with hns_roce": {
+        **{
+            f"hclge-misc-{PF0}": "",
+            f"hns3-{PF0}-TxRx-0": "txrx-0",
+            "hns-abn-0": "",
+            "hns-aeq-0": "",
+            "hns-ceq-0": "ceq-0",
+        },
+        f"hns-{PF0}-ceq-1": "ceq-1",
+    },
     "be2net": {"enp33s0-q0": "q-0", "enp33s0-q1": "q-1", "ocrdma0-0": ""},
 }
 
@@ -127,17 +142,18 @@ def test_bnxt_s_interrupts_are_pinned_although_their_names_are_cut_off(kernel: K
     kernel.set_driver(PF0, "bnxt_en")
     kernel.interrupts.free(PF0)
     names = [f"{netdev}-TxRx-{queue}"[:17] for queue in range(12)]
-    kernel.interrupts.request_all(PF0, [*names, f"bnxt_re-nq-0@pci:{PF0}"])
+    kernel.interrupts.request_all(PF0, [*names, f"bnxt_re-creq@pci:{PF0}", f"bnxt_re-nq-0@pci:{PF0}"])
     assert is_ready(settle(kernel, ONE).conditions)
     cpus = cpus_of(kernel)
     assert [cpus[:12].count(str(cpu)) for cpu in range(4)] == [3, 3, 3, 3]
-    assert cpus[12] == "0-3"
+    assert (cpus[12], cpus[13]) == ("0-3", cpus[0])
     assert not dry_run(kernel.machine(), ONE).changes
 
 
 # Families that give all interrupts the same name. In the order of their numbers, the queue that each serves.
 SAME_NAME = {
     "mana": ("mana_intr", ["", "queue-0", "queue-1", "queue-2"]),
+    "ice": ("CEQ", ["ceq-0", "ceq-1", "ceq-2", "ceq-3"]),
     "atlantic": ("enp33s0", ["queue-0", "queue-1", "queue-2", "queue-3"]),
 }
 
