@@ -18,6 +18,8 @@ from agent.machine import Files, Machine, QueueIrq
 MANAGEMENT = "management"
 # The role of a queue's interrupt whose name has none.
 QUEUE = "queue"
+# Those of RDMA's completion vectors, which serve no queue of the netdev.
+COMPLETIONS = frozenset({"ceq", "nq"})
 
 
 @frozen

@@ -154,7 +154,7 @@ def _adaptive_mode(change: Change) -> int:
 
 
 def _chosen_by_driver(device: Observed, wanted: Asked) -> tuple[str, str]:
-    """ice, i40e, iavf and idpf refuse other usecs while they choose them, which they do by default; other drivers take them.
+    """ice, i40e and iavf refuse other usecs while they choose them, which they do by default; other drivers take them.
 
     ice_set_rc_coalesce (ice_ethtool.c), __i40e_set_coalesce (i40e_ethtool.c), iavf_set_itr_per_queue (iavf_ethtool.c).
     """

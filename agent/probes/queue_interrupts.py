@@ -6,7 +6,7 @@ interrupts of the NIC count as management interrupts, and no queue is pinned to 
 
 from collections.abc import Iterator
 
-from agent.hardware.interrupts import MANAGEMENT, Irq
+from agent.hardware.interrupts import COMPLETIONS, MANAGEMENT, Irq
 from agent.kinds import irq_placement, irqs, links, vf_links
 from agent.machine import Link
 from agent.probes import Probe
@@ -96,10 +96,11 @@ def _unrecognised(want: Wanted, have: Snapshot) -> Iterator[tuple[str, Link, tup
         netdevs = {**have[links.NAME].get(address, {}), **have[vf_links.NAME].get(address, {})}
         for target, requested in have[irqs.NAME].get(address, {}).items():
             link: Link | None = netdevs[target].link if target in netdevs else None
-            if link is None or not link.carrier or len(link.mac) != MAC_LENGTH or len(requested) < 2:
+            of_netdev = tuple(irq for irq in requested if irq.role not in COMPLETIONS)
+            if link is None or not link.carrier or len(link.mac) != MAC_LENGTH or len(of_netdev) < 2:
                 continue
-            if all(irq.role == MANAGEMENT for irq in requested):
-                yield target, link, requested
+            if all(irq.role == MANAGEMENT for irq in of_netdev):
+                yield target, link, of_netdev
 
 
 PROBES = (Probe(name="queue_interrupts", type=TYPE, stage="device", judge=judge, severity="warn"),)

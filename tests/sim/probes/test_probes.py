@@ -218,6 +218,14 @@ def test_a_nic_of_whose_interrupts_none_is_recognised_as_a_queue_s_is_named(node
     assert is_ready(conditions.values())
 
 
+def test_rdma_s_completion_vectors_hide_no_queues_that_are_not_recognised(node: Node) -> None:
+    node.look()
+    node.kernel.set_driver(PF0, "ice")
+    unnamed(node, "ice-misc", "eth-queue-a", *(f"irdma-{PF0}-CEQ-{number}" for number in range(2)))
+    told = node.look()["QueueInterrupts"]
+    assert (told.reason, "2 interrupts" in told.message) == ("NotRecognised", True)
+
+
 @pytest.mark.parametrize(("state", "names"), [("down", []), ("up", ["enp33s0"])])
 def test_a_netdev_that_is_down_or_has_a_single_interrupt_need_not_have_those_of_queues(
     node: Node, state: str, names: list[str]
