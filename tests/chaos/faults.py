@@ -98,6 +98,12 @@ def _file(name: str, path: str, command: str, restart: bool = True) -> Fault:
     return Fault(name, "a file damaged", begin, end if path == SPEC else "rm -f /root/kept", 3.0, silences=True)
 
 
+def _stopped(who: str, process: str, silences: bool = False) -> Fault:
+    """systemd's watchdog may end it meanwhile. Then there is nothing to continue for a moment."""
+    begin, end = f"pkill -STOP -f {process}", f"pkill -CONT -f {process} || true"
+    return Fault(f"{who} is stopped for 20 s", "a process", begin, end, 20.0, silences=silences)
+
+
 def _open(device: str) -> str:
     """Have a program hold a device open, until its unit is stopped."""
     return f'systemd-run --quiet --collect --unit={HOLDER} sh -c "exec sleep 3600 3<>{device}"'
@@ -126,13 +132,8 @@ FAULTS = (
     Fault("the reporter is killed", "a process", f"pkill -9 -f {REPORTER}", mutes=True),
     Fault("all are killed", "a process", "pkill -9 -f '[/]opt/trackbed'", silences=True, mutes=True),
     Fault("the worker is killed in the making of VFs", "a process", keeps_vfs=False, host=_kill_in_an_apply),
-    Fault("the worker is stopped for 20 s", "a process", f"pkill -STOP -f {WORKER}", f"pkill -CONT -f {WORKER}", 20.0),
-    Fault(
-        "the supervisor is stopped for 20 s",
-        "a process",
-        *(f"pkill -STOP -f {SUPERVISOR}", f"pkill -CONT -f {SUPERVISOR}", 20.0),
-        silences=True,
-    ),
+    _stopped("the worker", WORKER),
+    _stopped("the supervisor", SUPERVISOR, silences=True),
     Fault("the unit is restarted", "a process", "systemctl restart trackbed"),
     Fault("power cut", "power", keeps_vfs=False, reboots=True, host=_cut),
     Fault("power cut in the making of VFs", "power", keeps_vfs=False, reboots=True, host=_cut_in_an_apply),
