@@ -105,8 +105,8 @@ def is_passed_through(driver: str | None) -> bool:
     return family_of(driver) is family_of(VFIO)
 
 
-def _multiple_of_8(size: int) -> int:
-    return (size + 7) // 8 * 8
+def _multiple_of(step: int) -> Callable[[int], int]:
+    return lambda size: (size + step - 1) // step * step
 
 
 def _power_of_2(size: int) -> int:
@@ -231,7 +231,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # igb_ndo_set_vf_mac, igb_ndo_set_vf_vlan and igb_ndo_set_vf_trust (igb_main.c) set registers or a flag, and tell no VF.
         vf_resets=(),
         # REQ_RX_DESCRIPTOR_MULTIPLE and REQ_TX_DESCRIPTOR_MULTIPLE, in igbvf as well. The minimum is 80, in later kernels 64.
-        ring_size=_multiple_of_8,
+        ring_size=_multiple_of(8),
         # igb_set_features resets the adapter for these two only.
         offloads_flap=("rx-all", "rx-ntuple-filter"),
     ),
@@ -239,11 +239,11 @@ FAMILIES: tuple[DriverFamily, ...] = (
     DriverFamily(
         drivers=("i40e", "iavf", "ice"),
         # ICE_REQ_DESC_MULTIPLE (ice_set_ringparam), I40E_REQ_DESCRIPTOR_MULTIPLE, IAVF_REQ_DESCRIPTOR_MULTIPLE.
-        ring_size=lambda size: (size + 31) // 32 * 32,
+        ring_size=_multiple_of(32),
     ),
     # Intel 82599, X540, X550 and their VFs; HiSilicon's NICs. From the drivers' source (drivers/net/ethernet: intel/ixgbe,
     # intel/ixgbevf, hisilicon/hns3): not run. IXGBE_REQ_TX_DESCRIPTOR_MULTIPLE, HNS3_RING_BD_MULTIPLE.
-    DriverFamily(drivers=("ixgbe", "ixgbevf", "hns3"), ring_size=_multiple_of_8),
+    DriverFamily(drivers=("ixgbe", "ixgbevf", "hns3"), ring_size=_multiple_of(8)),
     # AMD Pensando. From the driver's source (drivers/net/ethernet/pensando/ionic): not run on such a NIC.
     DriverFamily(
         drivers=("ionic",),

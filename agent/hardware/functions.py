@@ -116,7 +116,7 @@ def is_away(files: Files, address: str) -> bool:
 
 
 PORT_NAME = "/phys_port_name"
-"""The end of the path of the file that names a netdev's port."""
+"""The file in a netdev's folder that has the name of its port. A path of such a file ends with this."""
 
 # The phys_port_name of a function's own netdev: none, p0, p0s1 for a part of a port (__devlink_port_phys_port_name_get in
 # net/devlink/port.c), n0 (nfp). In switchdev mode the netdevs that represent VFs and subfunctions are in the PF's folder, too,

@@ -80,14 +80,14 @@ class RdmaPort:
 
     @property
     def gigabits(self) -> float | None:
-        """The rate in Gbit/s: 100 for `100 Gb/sec (4X EDR)`, or the netdev's if that is more."""
+        """The rate in Gbit/s, as 100 for `100 Gb/sec (4X EDR)`. If the netdev is faster, its speed."""
         match = re.match(r"([\d.]+) Gb/sec", self.rate or "")
         return max(float(match[1]), self.speed / 1000) if match else None
 
 
 @frozen
 class CharDevice:
-    """That of an RDMA device: uverbsN, umadN, issmN (/sys/class/infiniband_{verbs,mad}/*/ibdev). ``present``: in /dev."""
+    """uverbsN, umadN or issmN of an RDMA device (/sys/class/infiniband_{verbs,mad}/*/ibdev). ``present``: it is in /dev."""
 
     name: str
     present: bool

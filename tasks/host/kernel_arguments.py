@@ -1,22 +1,22 @@
-"""Which kernel arguments count, where a kernel's command line has several with one name."""
+"""If a kernel's command line has several arguments with one name: which of them the kernel takes."""
 
 from __future__ import annotations
 
 LAST = (
     *("apparmor", "audit", "clocksource", "crashkernel", "intel_idle.max_cstate", "iommu.passthrough", "iommu.strict"),
+    *("irqaffinity", "mitigations", "module_blacklist", "numa_balancing", "nvme_core.io_timeout"),
     *(
-        "irqaffinity",
-        "mitigations",
-        "module_blacklist",
-        "numa_balancing",
-        "nvme_core.io_timeout",
         "nvme_core.multipath",
+        "preempt",
+        "processor.max_cstate",
+        "selinux",
+        "skew_tick",
+        "systemd.unified_cgroup_hierarchy",
     ),
-    *("preempt", "processor.max_cstate", "selinux", "skew_tick", "systemd.unified_cgroup_hierarchy"),
     "transparent_hugepage",
 )
-"""Arguments whose last value replaces the others: what reads it writes a variable or a whole mask. Values of others add up,
-as those of console, pci, intel_iommu and modprobe.blacklist, or it is not known."""
+"""Arguments whose last value replaces the values before. The values of any other argument add up, as those of console, pci,
+intel_iommu and modprobe.blacklist, or it is not known whether they do."""
 
 FIRST = ("default_hugepagesz", "hugepagesz", "isolcpus", "nohz_full")
 """Arguments whose first value the kernel keeps: see mm/hugetlb.c (for hugepagesz: the first of each size), and

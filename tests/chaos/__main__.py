@@ -112,7 +112,7 @@ def named(only: Sequence[str]) -> list[Fault]:
 
 
 def able(drawn: Iterable[Trial], count: int, unable: Sequence[Fault]) -> list[Trial]:
-    """So many trials of those that are drawn. Those that have a fault which the node cannot try are left out."""
+    """The first ``count`` trials without a fault that the node cannot try."""
     return list(islice((trial for trial in drawn if not set(unable) & set(trial[1])), count))
 
 

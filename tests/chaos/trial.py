@@ -42,7 +42,7 @@ GROWTH = {"memory": 16_000, "descriptors": 8, "files": 10}
 """By how much supervisor and worker may have more than before the first fault, once the node is as before. Memory: kB."""
 
 STATE = (EVENTS, SILENT, "links")
-"""What is compared of the oracle's output."""
+"""The parts of the oracle's output that a trial compares."""
 
 NEVER = ("Traceback", "a fault of trackbed itself")
 """What the journal must never have."""

@@ -178,7 +178,7 @@ def test_openssh_judges_a_host_key_so(case: tuple[Path, int, str]) -> None:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=60,
         )  # fmt: skip
     said = log.read_text()
-    # For a port of its own it only warns of a key that is revoked for the name.
+    # If the key is revoked for the host's name alone, ssh warns at other ports, and connects.
     refused = "Host key verification failed" in said or "REVOKED" in said
     assert refused == (wanted not in (ACCEPTED, NOTED)), said
     assert refused or ((folder / "user").read_bytes() != before) == (wanted == NOTED), said
