@@ -27,7 +27,7 @@ from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
 from tasks.host import kernel_modules, kubelet_states, sysctls
-from tasks.host.kernel_arguments import CHECK_NEXT, missing_arguments
+from tasks.host.kernel_arguments import missing_arguments, rival
 from tasks.reboot import NodeRebootRequests
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
@@ -159,42 +159,26 @@ class Arguments:
     pending: str = ""
 
 
-_NEXT_BY_GRUBBY = """
-next_by_grubby() {  # prints the arguments of the default entry
-  grubby --info=DEFAULT | sed -n 's/^args="\\(.*\\)"$/\\1/p' | head -n 1
-}
-"""
-
-# GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments. The
-# second sed leaves out what GRUB takes as another command: all from the first `;` that is not quoted.
-_NEXT_BY_GRUB = r"""
-next_by_grub() {  # argument: the root folder
-  sed -n 's/^[[:space:]]*linux[[:space:]]\{1,\}[^[:space:]]*[[:space:]]*//p' "$1/boot/grub/grub.cfg" 2>/dev/null | head -n 1 |
-    sed -E "s/^(([^\"';\\\\]|'[^']*'|\"[^\"]*\"|\\\\.)*);.*/\1/; s/'//g"
-}
-"""
-
 # update-grub first: where both are, as on Ubuntu with a grubby of somebody's, it writes GRUB's menu anew. systemd-boot, which
 # Proxmox has on ZFS beside GRUB's programs, names itself in LoaderInfo.
-_ARGUMENTS = (
-    _NEXT_BY_GRUBBY
-    + _NEXT_BY_GRUB
-    + """
+# GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments. The
+# last sed leaves out what GRUB takes as another command: all from the first `;` that is not quoted.
+_ARGUMENTS = r"""
 echo "running $(cat "$3/proc/cmdline")"
 if command -v update-grub >/dev/null; then
-  cat "$3"/sys/firmware/efi/efivars/LoaderInfo-* 2>/dev/null | tr -d '\\000' | grep -q systemd-boot && exit 0
+  cat "$3"/sys/firmware/efi/efivars/LoaderInfo-* 2>/dev/null | tr -d '\000' | grep -q systemd-boot && exit 0
   echo loader grub
-  echo "next $(next_by_grub "$3" || true)"
-  ours=$(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)
+  linux=$(sed -nE 's/^[[:space:]]*linux[[:space:]]+[^[:space:]]*[[:space:]]*//p' "$3/boot/grub/grub.cfg" 2>/dev/null || true)
+  echo "next $(printf '%s\n' "$linux" | head -n 1 | sed -E "s/^(([^\"';\\\\]|'[^']*'|\"[^\"]*\"|\\\\.)*);.*/\1/; s/'//g")"
+  ours=$(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \(.*\)"$/\1/p' "$1" 2>/dev/null || true)
   echo "ours $(echo "$ours" | tr -d "'")"
   if [ -e "$4" ]; then echo pending yes; fi
 elif command -v grubby >/dev/null; then
   echo loader grubby
-  echo "next $(next_by_grubby)"
+  echo "next $(grubby --info=DEFAULT | sed -n 's/^args="\(.*\)"$/\1/p' | head -n 1)"
   echo "ours $(cat "$2" 2>/dev/null || true)"
 fi
 """
-)
 
 
 class KernelArguments(FactBase[Arguments]):
@@ -209,10 +193,7 @@ class KernelArguments(FactBase[Arguments]):
         return Arguments(**{name: text.strip() for name, _, text in (line.partition(" ") for line in output)})
 
 
-_GRUB = (
-    _NEXT_BY_GRUB
-    + CHECK_NEXT
-    + """
+_GRUB = """
 mkdir -p "${4%/*}"
 : > "$4"
 if [ -n "$2" ]; then
@@ -225,28 +206,17 @@ else
 fi
 output=$(update-grub 2>&1) || { printf '%s\\n' "$output" >&2; exit 1; }
 rm "$4"
-# A host without an installed kernel has no entries.
-next=$(next_by_grub "$5")
-if [ -n "$next" ]; then
-  check_next GRUB "$next" "$2" "a file after $1, or /etc/grub.d, replaces GRUB_CMDLINE_LINUX_DEFAULT; change it there"
-fi
 """
-)
 
 # Written from Red Hat's documents; not run on RHEL.
-_GRUBBY = (
-    _NEXT_BY_GRUBBY
-    + CHECK_NEXT
-    + """
+_GRUBBY = """
 mkdir -p "$(dirname "$1")"
 # Until the end all of them are ours, so that the next deploy removes what this one leaves if it is interrupted.
 printf '%s\\n' "$2 $3" > "$1"
 if [ -n "$3" ]; then grubby --update-kernel=ALL --remove-args="$3"; fi
 if [ -n "$2" ]; then grubby --update-kernel=ALL --args="$2"; fi
 printf '%s\\n' "$2" > "$1"
-check_next grubby "$(next_by_grubby)" "$2" "set it by hand (grubby(8))"
 """
-)
 
 
 _STILL_IN_EFFECT = "kernel arguments {} are still in effect"
@@ -284,6 +254,7 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
         return
     if have.loader and (have.ours != text or have.pending or missing_arguments(wanted, have.next)):
         yield from _set(have, text)
+        yield from _check_next(wanted)
     if missing:
         yield from reboot.request("boot", f"kernel arguments {' '.join(missing)} are not in effect")
     else:
@@ -301,9 +272,29 @@ def _set(have: Arguments, text: str) -> Commands:
     else:
         yield from reboot.withdraw("boot-former")
     if have.loader == "grub":
-        yield script(_GRUB, DROP_IN, text, HEADER.strip(), GRUB_PENDING, "")
+        yield script(_GRUB, DROP_IN, text, HEADER.strip(), GRUB_PENDING)
     else:
         yield script(_GRUBBY, GRUBBY_STATE, text, " ".join(former))
+
+
+def _check_next(wanted: tuple[str, ...]) -> Commands:
+    """Refuse if the boot loader's default entry, as it is now, does not make the kernel take an argument."""
+    have = host.get_fact(KernelArguments)
+    # A host without an installed kernel has no entries.
+    if not have.next or not (missing := missing_arguments(wanted, have.next)):
+        return
+    if other := rival(missing[0], have.next):
+        problem = (
+            f"the kernel takes {other} instead; remove that (/etc/default/grub, /etc/default/grub.d, or by grubby)"
+        )
+    elif have.loader == "grub":
+        problem = f"a file after {DROP_IN}, or /etc/grub.d, replaces GRUB_CMDLINE_LINUX_DEFAULT; change it there"
+    else:
+        problem = "grubby did not set it; set it by hand (grubby(8))"
+    yield refuse(
+        f"kernel argument {missing[0]} is not in effect at the next boot, which has {have.next}: {problem}, or remove it from "
+        "boot.arguments"
+    )
 
 
 # Prints one line that changes when the initramfs or the options change, then that line as it was after the last check.

@@ -31,67 +31,28 @@ OPPOSITES = {
 }
 """The value that undoes another one of an argument whose values add up (drivers/iommu/intel, arch/x86/kernel/pci-dma.c)."""
 
-# check_next judges what the boot loader has made as missing_arguments does.
-CHECK_NEXT = f"""
-rivals() {{  # arguments: an argument, the words of the command line where another value of its name replaces it
-  case $1 in {" | ".join(f"*{part}" for part in PARTS)}) return ;; esac
-  for word in $2; do
-    case $word in
-      {" | ".join(f"*{part}" for part in PARTS)}) ;;
-      "$1") case $1 in hugepagesz=*) echo "$word" ;; esac ;;
-      "${{1%%=*}}="*) case $1 in hugepagesz=*) ;; *) echo "$word" ;; esac ;;
-    esac
-  done
-}}
-
-check_next() {{  # arguments: the loader, the arguments of the next boot, the wanted ones, where else they may be set
-  for argument in $3; do
-    rival=
-    case " $2 " in
-      *" $argument "*)
-        rest=" $2 "
-        case $argument in
-          {" | ".join(f"{name}=*" for name in LAST)}) rival=$(rivals "$argument" "${{rest##*" $argument "}}") ;;
-          {" | ".join(OPPOSITES)})
-            for word in ${{rest##*" $argument "}}; do
-              case "$argument $word" in {" | ".join(f"'{one} {other}'" for one, other in OPPOSITES.items())})
-                rival=$word ;;
-              esac
-            done ;;
-          hugepagesz=*) rival=$(rivals "$argument" "${{rest#*" $argument "}}") ;;
-          {" | ".join(f"{name}=*" for name in FIRST if name != "hugepagesz")})
-            rival=$(rivals "$argument" "${{rest%%" $argument "*}}") ;;
-        esac
-        [ -n "$rival" ] || continue
-        echo "the next boot has the kernel argument $argument, but the kernel takes $rival, which is there, too; remove that" \\
-          "(/etc/default/grub, /etc/default/grub.d, or by grubby), or remove $argument from boot.arguments" >&2
-        exit 1 ;;
-    esac
-    echo "$1 did not set the kernel argument $argument: the next boot has $2; $4, or remove it from boot.arguments" >&2
-    exit 1
-  done
-}}
-"""
-
 
 def missing_arguments(wanted: tuple[str, ...], present: str) -> list[str]:
     """The wanted arguments that are not in ``present``, or do not count there.
 
     Several words (hugepagesz=1G hugepages=4) must be there as a whole.
     """
-    return [argument for argument in wanted if not _counts(argument, f" {present} ")]
+    return [argument for argument in wanted if rival(argument, present) != ""]
 
 
-def _counts(argument: str, present: str) -> bool:
+def rival(argument: str, present: str) -> str | None:
+    """The argument in ``present`` that the kernel takes instead; "" if there is none; None if the argument is not there."""
+    present, name = f" {present} ", argument.partition("=")[0]
     if f" {argument} " not in present:
-        return False
-    name = argument.partition("=")[0]
+        return None
+    before, after = present.partition(f" {argument} ")[0].split(), present.rpartition(f" {argument} ")[2].split()
     if name == "hugepagesz":
-        return present.split().count(argument.split()[0]) == 1
-    if argument in OPPOSITES:
-        return OPPOSITES[argument] not in present.rpartition(f" {argument} ")[2].split()
-    if argument.endswith(PARTS) or name not in (*LAST, *FIRST):
-        return True
-    before, after = present.partition(f" {argument} ")[0], present.rpartition(f" {argument} ")[2]
-    others = (after if name in LAST else before).split()
-    return not any(word.startswith(f"{name}=") and not word.endswith(PARTS) for word in others)
+        others = [word for word in before if word == argument.split()[0]]
+    elif argument in OPPOSITES:
+        others = [word for word in after if word == OPPOSITES[argument]]
+    elif argument.endswith(PARTS) or name not in (*LAST, *FIRST):
+        return ""
+    else:
+        replacing = after if name in LAST else before
+        others = [word for word in replacing if word.startswith(f"{name}=") and not word.endswith(PARTS)]
+    return others[-1] if others else ""

@@ -36,9 +36,13 @@ def configure() -> None:
     boot.configure(spec=from_mapping({"node_name": "node-a", "sysctls": SYSCTLS}, "node-a"))
 
 
-def commands(node: Node, answers: Answers, **given: Any) -> list[str]:
+def commands(node: Node, answers: Answers, following: str | None = None, **given: Any) -> list[str]:
+    """What a deploy does. ``following``: the arguments of the next boot after it; None: those that it wants."""
     node.data = {"boot": given}
-    result = node.deploy(configure, answers)
+    before = answers[ARGUMENTS]
+    after = f"next {' '.join(given.get('arguments', ())) if following is None else following}"
+    readings = Turns([before, before, [*(line for line in before if not line.startswith("next")), after]])
+    result = node.deploy(configure, {**answers, ARGUMENTS: readings})
     return result.commands["Boot | Kernel arguments"]
 
 
@@ -62,7 +66,7 @@ def test_without_the_key_nothing_changes(node: Node) -> None:
 
 def test_new_arguments_are_written_and_request_a_reboot(node: Node) -> None:
     assert commands(node, GRUB, arguments=["iommu=pt", "pci=realloc"]) == [
-        str(script(boot._GRUB, boot.DROP_IN, "iommu=pt pci=realloc", HEADER.strip(), boot.GRUB_PENDING, "")),
+        str(script(boot._GRUB, boot.DROP_IN, "iommu=pt pci=realloc", HEADER.strip(), boot.GRUB_PENDING)),
         record("boot", "iommu=pt pci=realloc"),
     ]
 
@@ -74,16 +78,39 @@ def test_nothing_is_done_if_the_arguments_are_in_effect(node: Node) -> None:
     assert commands(node, kept, arguments=["iommu=pt"]) == ["rm -f /var/lib/trackbed/reboots/boot"]
 
 
+@pytest.mark.parametrize(
+    ("loader", "following", "problem"),
+    [
+        (
+            "grub",
+            "ro quiet",
+            f"a file after {boot.DROP_IN}, or /etc/grub.d, replaces GRUB_CMDLINE_LINUX_DEFAULT; change",
+        ),
+        ("grubby", "ro xiommu=pt iommu=pt.", "grubby did not set it; set it by hand"),
+        ("grubby", "ro iommu=pt iommu=nopt", "the kernel takes iommu=nopt instead; remove that (/etc/default/grub,"),
+        # A host without an installed kernel has no entries.
+        ("grub", "", ""),
+    ],
+)
+def test_an_argument_that_the_next_boot_will_not_have_is_an_error(
+    node: Node, loader: str, following: str, problem: str
+) -> None:
+    there = {ARGUMENTS: [RUNNING, f"loader {loader}", "next ro quiet", "ours "], REQUESTS: ["boot-1"]}
+    _, last = commands(node, there, following, arguments=["iommu=pt"])
+    begin = f"refuse: kernel argument iommu=pt is not in effect at the next boot, which has {following}: {problem}"
+    assert last.startswith(begin if problem else record("boot", "iommu=pt"))
+
+
 def test_a_boot_menu_that_is_out_of_date_is_made_again(node: Node) -> None:
     there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet", "ours iommu=pt"]
     (made,) = commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}, arguments=["iommu=pt"])
-    assert made == str(script(boot._GRUB, boot.DROP_IN, "iommu=pt", HEADER.strip(), boot.GRUB_PENDING, ""))
+    assert made == str(script(boot._GRUB, boot.DROP_IN, "iommu=pt", HEADER.strip(), boot.GRUB_PENDING))
 
 
 def test_a_change_of_the_boot_menu_that_failed_is_made_again(node: Node) -> None:
     there = [RUNNING, "loader grub", "next ro quiet iommu=pt", "ours ", "pending yes"]
     assert commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}) == [
-        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING, ""))
+        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING))
     ]
 
 
@@ -92,7 +119,7 @@ def test_arguments_that_are_no_longer_wanted_are_removed(node: Node) -> None:
     # The request first: after an interruption in between, the next deploy would find nothing to remove.
     assert commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}) == [
         record("boot-former", "iommu=pt"),
-        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING, "")),
+        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING)),
     ]
     assert commands(node, {**GRUB, REQUESTS: requested("boot-2", "iommu=pt")}) == [FORGOTTEN]
 
@@ -115,7 +142,7 @@ def test_a_removal_that_update_grub_did_not_complete_before_a_reboot_requests_an
     assert result.commands["Boot | Kernel arguments"] == [
         FORGOTTEN,
         record("boot-former", "iommu=pt"),
-        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING, "")),
+        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip(), boot.GRUB_PENDING)),
     ]
 
 
@@ -133,11 +160,11 @@ def test_on_rhel_grubby_sets_the_arguments(node: Node) -> None:
 
 
 def test_several_values_of_an_argument_are_refused_with_grubby(node: Node) -> None:
-    two = {"boot": {"arguments": ["console=ttyS0", "iommu=pt", "console=tty0"]}}
-    node.data = two
+    two = ["console=ttyS0", "iommu=pt", "console=tty0"]
+    node.data = {"boot": {"arguments": two}}
     assert "boot.arguments: console is given" in node.deploy(configure, {**ROCKY_9, **GRUBBY}).refusal
-    assert commands(node, {**DEBIAN, **GRUB}, **two["boot"])[0].endswith(
-        f" 'console=ttyS0 iommu=pt console=tty0' '{HEADER.strip()}' {boot.GRUB_PENDING} ''"
+    assert commands(node, {**DEBIAN, **GRUB}, arguments=two)[0].endswith(
+        f" 'console=ttyS0 iommu=pt console=tty0' '{HEADER.strip()}' {boot.GRUB_PENDING}"
     )
 
 
