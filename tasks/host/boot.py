@@ -27,7 +27,7 @@ from tasks.common.facts import FactBase
 from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
 from tasks.host import kernel_modules, kubelet_states, sysctls
-from tasks.host.kernel_arguments import missing_arguments, rival
+from tasks.host.kernel_arguments import missing_arguments, rival, split
 from tasks.reboot import NodeRebootRequests
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
@@ -231,7 +231,7 @@ def _removed_before(pending: bool) -> list[str]:
     before, after = _STILL_IN_EFFECT.split("{}")
     requests = (have.requests if pending else have.due()) if have else ()
     reasons = [each.reason for each in requests if each.task == "boot-former"]
-    return [word for reason in reasons for word in reason.removeprefix(before).removesuffix(after).split()]
+    return [word for reason in reasons for word in split(reason.removeprefix(before).removesuffix(after))]
 
 
 @operation()
@@ -263,7 +263,7 @@ def set_arguments(wanted: tuple[str, ...]) -> Commands:
 
 
 def _set(have: Arguments, text: str) -> Commands:
-    former = missing_arguments(tuple(have.ours.split()), text)
+    former = missing_arguments(split(have.ours), text)
     # First: after an interruption in between, the next deploy would find nothing to remove, and request nothing.
     removed = missing_arguments((*_removed_before(bool(have.pending)), *former), text)
     if active := [argument for argument in dict.fromkeys(removed) if not missing_arguments((argument,), have.running)]:

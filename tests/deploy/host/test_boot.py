@@ -124,6 +124,15 @@ def test_arguments_that_are_no_longer_wanted_are_removed(node: Node) -> None:
     assert commands(node, {**GRUB, REQUESTS: requested("boot-2", "iommu=pt")}) == [FORGOTTEN]
 
 
+def test_a_pool_of_huge_pages_is_removed_as_a_whole(node: Node) -> None:
+    pool = "hugepagesz=1G hugepages=8"
+    there = [f"{RUNNING} {pool}", "loader grubby", f"next ro quiet {pool}", f"ours {pool}"]
+    assert commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}) == [
+        record("boot-former", pool),
+        str(script(boot._GRUBBY, boot.GRUBBY_STATE, "", pool)),
+    ]
+
+
 def test_an_argument_that_is_wanted_again_in_the_same_boot_requests_no_reboot(node: Node) -> None:
     there = [f"{RUNNING} iommu=pt pci=realloc", "loader grub", "next root=/dev/vda1 ro quiet", "ours "]
     for before, done in (("iommu=pt", FORGOTTEN), ("iommu=pt pci=realloc", record("boot-former", "pci=realloc"))):

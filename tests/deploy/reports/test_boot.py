@@ -18,6 +18,8 @@ from tests.deploy.host.test_boot import ARGUMENTS, REQUESTS, commands
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
+RANGES = "16G-4096G:512M,4096G-16384G:1G"
+SIZE = "default_hugepagesz=1G"
 OURS = boot.DROP_IN.rpartition("/")[2]
 
 
@@ -63,8 +65,36 @@ def test_a_file_that_replaces_our_arguments_is_an_error(node: Node, tmp_path: Pa
         pytest.param("zz", "console=tty0 pci=nommconf", "console=ttyS0 pci=realloc", "", id="ursula-900"),
         ("zz", "intel_iommu=sm_on iommu=nopt", "intel_iommu=on iommu=pt", "iommu=nopt"),
         ("10_image", "intel_iommu=off iommu=nopt", "intel_iommu=on iommu=pt", ""),
-        ("10_image", "hugepagesz=1G hugepages=2", "hugepagesz=1G hugepages=8", "hugepagesz=1G"),
+        pytest.param("zz", "iommu.passthrough=0", "iommu=pt", "iommu.passthrough=0", id="nix-amd-ai-49"),
+        pytest.param("10_image", "iommu=off", "iommu=pt intel_iommu=on", "iommu=off", id="lsirec-13"),
+        ("zz", "intel_iommu=off", "intel_iommu=on,sm_on", "intel_iommu=off"),
+        ("zz", "intel_iommu=sm_on", "intel_iommu=on", ""),
+        pytest.param("zz", "pci=realloc=off", "pci=realloc", "pci=realloc=off", id="media-delivery-122"),
+        ("10_image", "pci=nommconf,realloc", "pci=realloc,noaer", ""),
+        ("zz", "pci=disable_acs_redir=1:0.0", "pci=disable_acs_redir=0:1.0", "pci=disable_acs_redir=1:0.0"),
+        pytest.param(
+            "10_image", f"crashkernel={RANGES}", "crashkernel=1G,high", f"crashkernel={RANGES}", id="sap-hana-431"
+        ),
+        ("10_image", "audit=0", "audit=1", "audit=0"),
+        ("zz", "audit=1", "audit=0", ""),
+        pytest.param("10_image", "isolcpus=domain,2-7", "isolcpus=managed_irq,domain,2-7", "", id="tuned-356"),
+        ("10_image", "isolcpus=managed_irq,2-5", "isolcpus=2-7", ""),
+        ("10_image", "nohz_full=2-5", "isolcpus=nohz,domain,2-7", "nohz_full=2-5"),
+        ("zz", "nohz_full=2-5 rcu_nocbs=2-5", "nohz_full=2-7 rcu_nocbs=2-7", "rcu_nocbs=2-5"),
+        ("10_image", "hugepagesz=1G hugepages=2", "hugepagesz=1G hugepages=8", "hugepagesz=1G hugepages=2"),
+        ("zz", "hugepagesz=1024M hugepages=2 hugepages=4", "hugepagesz=1G hugepages=8", ""),
         ("10_image", "hugepagesz=2M hugepages=2", "hugepagesz=1G hugepages=8", ""),
+        pytest.param("10_image", "hugepages=256", "hugepagesz=2M hugepages=512", "hugepages=256", id="vyos-1x-4491"),
+        ("10_image", "hugepages=256", "hugepagesz=1G hugepages=8", ""),
+        ("10_image", "hugepages=8 default_hugepagesz=1G", "hugepagesz=1G hugepages=4", "hugepages=8"),
+        pytest.param("10_image", "default_hugepagesz=1G", "hugepagesz=1G hugepages=8", "", id="cloud-hypervisor-2579"),
+        ("10_image", f"{SIZE} hugepages=4", "hugepagesz=1G hugepages=8", f"{SIZE} hugepages=4"),
+        ("zz", f"hugepagesz=2M hugepages=2 {SIZE} hugepages=4 default_hugepagesz=2M", "hugepagesz=1G hugepages=8", ""),
+        pytest.param(
+            *("10_image", f"{SIZE} hugepagesz=2M hugepages=0", "hugepagesz=2M hugepages=512"),
+            "hugepagesz=2M hugepages=0",
+            id="performance-addon-operators-326",
+        ),
     ],
 )
 def test_an_argument_whose_other_value_the_kernel_takes_is_not_taken_for_set(
@@ -72,8 +102,13 @@ def test_an_argument_whose_other_value_the_kernel_takes_is_not_taken_for_set(
 ) -> None:
     line = f"ro {others} {wanted}" if file == "10_image" else f"ro {wanted} {others}"
     arguments = (wanted,) if "hugepages" in wanted else tuple(wanted.split())
-    assert missing_arguments(arguments, line) == (list(arguments)[-1:] if other else [])
-    assert rival(arguments[-1], line) == other
+    missing = missing_arguments(arguments, line)
+    assert bool(missing) == bool(other)
+    assert {rival(each, line) for each in missing} == ({other} if other else set())
+
+
+def test_arguments_of_init_are_not_those_of_the_kernel() -> None:
+    assert missing_arguments(("iommu=pt", "quiet"), "ro quiet -- iommu=pt") == ["iommu=pt"]
 
 
 @pytest.mark.parametrize(
