@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 
 from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
 from agent.engine.traffic import traffic, with_a_peer
+from agent.hardware import device_nodes
 from agent.hardware.bonds import bond_of_ports, ipoib_children, on_top, ports_of, vrf
 from agent.hardware.functions import PCI, driver, ifindex, is_away, netdev, pci_of, targets, vf_count, virtio_children
 from agent.hardware.rdma import CHAR_DEVICES, Reader
@@ -22,9 +23,6 @@ from agent.machine import Files, Machine, Rdma
 from agent.report.records import Change, Disruption
 from agent.report.target import is_vf
 from agent.state.wanted import Wanted
-
-VDPA = "/sys/bus/vdpa/devices"
-AUXILIARY = "/sys/bus/auxiliary/devices"
 
 CONNECTED = frozenset({"RC", "UC"})
 """The types of queue pairs that are connected with one peer. The kernel has UD and GSI on each device for itself."""
@@ -54,13 +52,13 @@ class User:
 
 @frozen
 class _Functions:
-    """A PF and its VFs: target to PCI address, and target to the netdev in the host's network namespace.
+    """A PF and its VFs: target to PCI address, and the netdevs in the host's network namespace, each with its target.
 
-    ``bonds``: PF to the bond with which it may have RoCE LAG, if the first VFs end that.
+    ``netdevs``: also those of subfunctions. ``bonds``: PF to the bond with which it may have RoCE LAG, if the first VFs end it.
     """
 
     pci: Mapping[str, str]
-    netdevs: Mapping[str, str]
+    netdevs: Sequence[tuple[str, str]]
     bonds: Mapping[str, str]
 
 
@@ -86,13 +84,11 @@ def users(
     :raises OSError: a source of owners gives no answer, and ``complete`` is False: any function may have an owner.
     """
     pci = targets(machine.files, address) if among is None else _existing(machine, among)
-    names = {target: _netdev(machine.files, function) for target, function in pci.items()}
-    bonds = {target: _lag(machine.files, function) for target, function in pci.items() if not is_vf(target)}
-    functions = _Functions(
-        pci,
-        {target: name for target, name in names.items() if name is not None},
-        {target: bond for target, bond in bonds.items() if bond is not None},
+    names = (
+        [(target, name) for target, each in pci.items() for name in _netdevs(machine.files, each)] if complete else []
     )
+    bonds = {target: _lag(machine.files, function) for target, function in pci.items() if not is_vf(target)}
+    functions = _Functions(pci, names, {target: bond for target, bond in bonds.items() if bond is not None})
     by_target: dict[str, list[User]] = {}
     for source in USERS if complete else OWNERS:
         for target, user in source(machine, want, functions):
@@ -106,6 +102,15 @@ def _netdev(files: Files, pci: str) -> str | None:
         return own
     children = virtio_children(names_in(files, f"{PCI}/{pci}"))
     return next((name for child in children for name in names_in(files, f"{PCI}/{pci}/{child}/net")), None)
+
+
+def _netdevs(files: Files, pci: str) -> list[str]:
+    """The netdevs of a function and of its subfunctions, which have the same port."""
+    own = _netdev(files, pci)
+    return [
+        *filter(None, [own]),
+        *(name for part in device_nodes.parts(files, pci) for name in names_in(files, f"{part}/net")),
+    ]
 
 
 def _lag(files: Files, pci: str) -> str | None:
@@ -184,7 +189,8 @@ def _pods(machine: Machine, functions: _Functions, allocated: Mapping[str, tuple
         for pod in allocated.get(pci, ()):
             yield target, User(f"pod {pod}", owns=True)
         # Not the function but a part of it was allocated: a share of its RDMA device, a subfunction.
-        parts = {part: part for part in (*reader.of(pci), *names_in(machine.files, f"{PCI}/{pci}"))}
+        auxiliary = (part.rpartition("/")[2] for part in device_nodes.parts(machine.files, pci))
+        parts = {part: part for part in (*reader.of(pci), *auxiliary)}
         if is_vfio(driver(machine.files, pci)):
             # KubeVirt's name for it (pci_device.go). A share of another plugin may have the same number: no proof of an owner.
             group = machine.files.target(f"{PCI}/{pci}/iommu_group")
@@ -215,17 +221,10 @@ def _passed_through(machine: Machine, want: Wanted, functions: _Functions) -> Us
         if bound == XEN:
             yield target, User("Xen's pciback", owns=True)
         elif is_vfio(bound):
-            nodes += [(f"/dev/vfio/{node}", target) for node in _vfio_nodes(machine, pci)]
+            nodes += [(node, target) for node in device_nodes.of_vfio(machine.files, pci)]
         elif is_passed_through(bound):
-            nodes += [(f"/dev/{name}", target) for name in names_in(machine.files, f"{PCI}/{pci}/uio")]
+            nodes += [(node, target) for node in device_nodes.of_uio(machine.files, pci)]
     yield from _held(machine, nodes, owns=True)
-
-
-def _vfio_nodes(machine: Machine, pci: str) -> Iterator[str]:
-    group = machine.files.target(f"{PCI}/{pci}/iommu_group")
-    # noiommu-N exists without an IOMMU (vfio_noiommu_group_alloc); devices/vfioN is for iommufd (Linux 6.6).
-    yield from (group, f"noiommu-{group}")
-    yield from (f"devices/{name}" for name in names_in(machine.files, f"{PCI}/{pci}/vfio-dev"))
 
 
 def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
@@ -234,28 +233,16 @@ def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     A vDPA device lies below the function, or below the auxiliary device of a part of it. Its name may be any: the operator
     gives it (vdpa-dev(8)).
     """
-    devices = frozenset(names_in(machine.files, VDPA))
+    devices = frozenset(names_in(machine.files, device_nodes.VDPA))
     if not devices:
         return
     own, parts = [], []
     for target, pci in functions.pci.items():
-        own += [(node, target) for node in _vdpa_nodes(machine.files, f"{PCI}/{pci}", devices)]
-        for part in _parts(machine.files, pci):
-            parts += [(node, target) for node in _vdpa_nodes(machine.files, part, devices)]
+        own += [(node, target) for node in device_nodes.of_vdpa(machine.files, f"{PCI}/{pci}", devices)]
+        for part in device_nodes.parts(machine.files, pci):
+            parts += [(node, target) for node in device_nodes.of_vdpa(machine.files, part, devices)]
     yield from _held(machine, own, owns=True)
     yield from _held(machine, parts, owns=False)
-
-
-def _parts(files: Files, pci: str) -> list[str]:
-    """The folders of a function's auxiliary devices, such as its subfunctions."""
-    parts = frozenset(names_in(files, AUXILIARY)).intersection(names_in(files, f"{PCI}/{pci}"))
-    return [f"{PCI}/{pci}/{part}" for part in sorted(parts)]
-
-
-def _vdpa_nodes(files: Files, folder: str, devices: frozenset[str]) -> Iterator[str]:
-    for device in sorted(devices.intersection(names_in(files, folder))):
-        names = names_in(files, f"{folder}/{device}")
-        yield from (f"/dev/{name}" for name in names if name.startswith("vhost-vdpa-"))
 
 
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
@@ -267,7 +254,7 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     reader = Reader(machine.files)
     own = []
     for target, pci in functions.pci.items():
-        of_parts = (names_in(machine.files, f"{part}/infiniband") for part in _parts(machine.files, pci))
+        of_parts = (names_in(machine.files, f"{part}/infiniband") for part in device_nodes.parts(machine.files, pci))
         own += [(device, pci, (target, "")) for device in dict.fromkeys([*reader.of(pci), *chain(*of_parts)])]
     of_function = {(target, device) for device, _, (target, _) in own}
     others = [
@@ -284,7 +271,11 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         for node in reader.char_devices_of(pci, device)
         if node.startswith(("uverbs", "issm"))
     ]
-    nodes += _psm_nodes(machine.files, functions)
+    nodes += [
+        (node, (target, ""))
+        for target, pci in functions.pci.items()
+        for node in device_nodes.of_psm(machine.files, pci)
+    ]
     _raise_if_incomplete(reader)
     of_kernel = [(key, User(name)) for device, _, key in devices for name in _of_kernel(machine.rdma, device)]
     for (target, port), user in (*_held(machine, nodes, owns=False), *of_kernel):
@@ -292,13 +283,6 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
             yield target, evolve(user, name=f"{user.name} on {port}", by_lag=True, only_by_lag=True)
         else:
             yield target, evolve(user, by_lag=target in functions.bonds)
-
-
-def _psm_nodes(files: Files, functions: _Functions) -> Iterator[tuple[str, tuple[str, str]]]:
-    """The nodes that MPI opens on Omni-Path (drivers/infiniband/hw/hfi1/file_ops.c), which no file ties to a function."""
-    for target, pci in functions.pci.items():
-        names = names_in(files, f"/sys/class/{driver(files, pci)}_user")
-        yield from ((f"/dev/{name}", (target, "")) for name in names)
 
 
 def _of_kernel(rdma: Rdma, device: str) -> list[str]:
@@ -331,7 +315,7 @@ def _held(machine: Machine, nodes: Sequence[tuple[str, Key]], owns: bool) -> Ite
 
 
 def _traffic(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    netdevs = {ifindex(machine.files, name): (name, target) for target, name in functions.netdevs.items()}
+    netdevs = {ifindex(machine.files, name): (name, target) for target, name in functions.netdevs}
     names = {index: name for index, (name, _) in netdevs.items() if index}
     for index, carried in traffic(machine, want.spec.node_name, names):
         yield netdevs[index][1], User(carried)
@@ -340,9 +324,9 @@ def _traffic(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 def _queues(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """The programs to which the kernel gave queues of the function's netdev. It removes no such queue while they run."""
     found = []
-    for target in functions.netdevs:
+    for target, pci in functions.pci.items():
         # Read again, so that the function counts as hung if its driver has the netdev's lock and does not return.
-        if (name := _netdev(machine.files, functions.pci[target])) and (index := ifindex(machine.files, name)):
+        if (name := _netdev(machine.files, pci)) and (index := ifindex(machine.files, name)):
             found += [(target, name, user) for user in machine.netlink.queue_users(index)]
     sockets = frozenset(user.socket for _, _, user in found if user.socket)
     holders = machine.processes.holders(sockets) if sockets else {}
@@ -362,6 +346,22 @@ def _scsi(machine: Machine, want: Wanted, functions: _Functions) -> Users:
                 yield target, User(f"targets of SCSI {host}")
 
 
+def _clocks(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Processes that steer the function's PTP clock. They stop while the link is down, for which igb also resets the clock."""
+    nodes = [
+        (node, target) for target, pci in functions.pci.items() for node in device_nodes.of_clock(machine.files, pci)
+    ]
+    yield from _held(machine, nodes, owns=False)
+
+
+def _subfunctions(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Subfunctions whose netdev the host does not see, as it was moved."""
+    for target, pci in functions.pci.items():
+        for part in device_nodes.parts(machine.files, pci):
+            if device_nodes.part_is_away(machine.files, part):
+                yield target, User(f"{part.rpartition('/')[2]} in another network namespace")
+
+
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans, children of IPoIB, but no VRF; also of pods.
 
@@ -369,7 +369,7 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """
     search = bool(functions.netdevs) and machine.namespaces.searchable()
     elsewhere = machine.netlink.uppers_elsewhere() if search else {}
-    for target, name in functions.netdevs.items():
+    for target, name in functions.netdevs:
         for upper in elsewhere.get(ifindex(machine.files, name), ()) if elsewhere else ():
             yield target, User(f"{upper} on {name}, in another network namespace")
         yield from ((target, User(f"{child} on {name}")) for child in ipoib_children(machine.files, name))
@@ -387,6 +387,8 @@ USERS: tuple[Source, ...] = (
     _traffic,
     _queues,
     _scsi,
+    _clocks,
+    _subfunctions,
     _uppers,
     _passed_through,
     _vdpa,

@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+DEV = "/dev/"
+DELETED = " (deleted)"
+CLOCK = "/dev/ptp"
 
 
 class LinuxProcesses:
@@ -17,9 +22,10 @@ class LinuxProcesses:
         return frozenset(name for _, name in _commands())
 
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+        numbers = {number: path for path in sorted(paths) if (number := _device_number(path)) is not None}
         by_path: dict[str, list[str]] = {}
         for pid in _pids():
-            for path in sorted(paths.intersection(_open_files(pid))):
+            for path in sorted(paths.intersection(_open_files(pid, numbers))):
                 with suppress(OSError):  # it has ended
                     by_path.setdefault(path, []).append(f"{_command(pid)} (pid {pid})")
         return {path: tuple(holders) for path, holders in by_path.items()}
@@ -73,15 +79,36 @@ def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
 
 
-def _open_files(pid: int) -> Iterator[str]:
-    folder = f"/proc/{pid}/fd"
+def _open_files(pid: int, numbers: Mapping[int, str]) -> Iterator[str]:
+    """What a process has open, device nodes by the path that ``numbers`` has for them.
+
+    A container may have the node under another path, or another node under this one. Only what may be a node is asked for its
+    number: a file system may not answer. The node of a device that is gone was deleted.
+
+    A PTP clock counts for who may steer it, so has it open for writing, which the link's mode says (tid_fd_update_inode,
+    fs/proc/fd.c): ptp4l and phc2sys. chronyd only reads clocks, perhaps all of them (hwtimestamp).
+    """
+    folder, nodes = f"/proc/{pid}/fd", tuple(numbers.values())
     try:
         descriptors = os.listdir(folder)  # noqa: PTH208  thousands of them
     except OSError:
         return  # the process has ended
     for descriptor in descriptors:
+        path = f"{folder}/{descriptor}"
         with suppress(OSError):  # closed meanwhile
-            yield os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115  as above
+            link = os.readlink(path)  # noqa: PTH115  as above
+            if (nodes and link.startswith(DEV) and not link.endswith(DELETED)) or link.endswith(nodes):
+                link = numbers.get(os.stat(path).st_rdev, "" if link in nodes else link)  # noqa: PTH116  as above
+            if not link.startswith(CLOCK) or os.lstat(path).st_mode & stat.S_IWUSR:
+                yield link
+
+
+def _device_number(path: str) -> int | None:
+    """The number of a device node; None for anything else, and if there is no such node."""
+    with suppress(OSError):
+        found = os.stat(path)  # noqa: PTH116  a socket has no path
+        return found.st_rdev if stat.S_ISCHR(found.st_mode) else None
+    return None
 
 
 def _named(names: Collection[str]) -> Iterator[tuple[int, str]]:

@@ -181,6 +181,15 @@ def test_another_number_of_vfs_disturbs_users_of_the_pf_only_if_its_link_goes_do
     assert len(kernel.vfs(PF)) == 6
 
 
+def test_who_steers_the_ptp_clock_of_a_pf_keeps_its_link_and_delays_no_number_of_vfs(kernel: Kernel) -> None:
+    kernel.tree.folder(f"/sys/bus/pci/devices/{PF}/ptp/ptp3")
+    kernel.host.open["/dev/ptp3"] = ("ptp4l (pid 77)",)
+    assert deferred(settle(kernel, spec(6))) == (f"ptp4l (pid 77) ({PF})",)
+    kernel.set_driver(PF, "mlx5_core")
+    settle(kernel, spec(6))
+    assert len(kernel.vfs(PF)) == 6
+
+
 @pytest.mark.parametrize("look", [users, partial(users, complete=False)])
 def test_a_lookup_for_one_vf_reads_nothing_of_the_others(kernel: Kernel, look: Any) -> None:
     vfs = vf_addresses(kernel.files, PF)

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,39 @@ def test_who_holds_a_file_open_is_named(process: subprocess.Popen[bytes], tmp_pa
         assert holder.endswith(f"(pid {os.getpid()})")
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def elsewhere(script: str) -> Iterator[int]:
+    """A process with mounts of its own, in which the script is run."""
+    command = f"{script} && echo ready && exec sleep 60"
+    with subprocess.Popen(["unshare", "-rm", "sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if not process.stdout.readline():
+                pytest.skip("no mount namespace can be made here")
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def held_by(pid: int, *paths: str) -> list[str]:
+    holders = LinuxProcesses().holders(frozenset(paths))
+    return [path for path in paths if any(each.endswith(f"(pid {pid})") for each in holders.get(path, ()))]
+
+
+def test_a_device_node_is_known_by_its_number_whatever_its_path_is() -> None:
+    """In a container uverbs3 may be called uverbs0. /dev/pts/ptmx and /dev/ptmx are two nodes of one device."""
+    with elsewhere("mount --bind /dev/zero /dev/full && exec 8</dev/full") as pid:
+        assert held_by(pid, "/dev/full", "/dev/zero") == ["/dev/zero"]
+    descriptor = os.open("/dev/pts/ptmx", os.O_PATH)
+    try:
+        assert held_by(os.getpid(), "/dev/ptmx") == ["/dev/ptmx"]
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(("mode", "held"), [("<", []), ("<>", ["/dev/ptp99"])])
+def test_a_ptp_clock_is_held_by_who_may_steer_it(mode: str, held: list[str]) -> None:
+    with elsewhere(f"mount -t tmpfs dev /dev && touch /dev/ptp99 && exec 8{mode}/dev/ptp99") as pid:
+        assert held_by(pid, "/dev/ptp99") == held

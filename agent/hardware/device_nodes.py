@@ -1,0 +1,57 @@
+"""The device nodes by which processes use a function or a part of it, and the parts of a function on the auxiliary bus."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agent.hardware.functions import PCI, driver
+from agent.hardware.sysfs import names_in
+from agent.machine import Files
+
+VDPA = "/sys/bus/vdpa/devices"
+
+# MODULE.NAME.NUMBER (drivers/base/auxiliary.c), such as mlx5_core.sf.4 of a subfunction, and mlx5_core.eth.4 below that one.
+AUXILIARY = re.compile(r"\w+\.[\w.-]+\.\d+")
+OF_NETDEV = re.compile(r"\w+\.eth\.\d+")
+
+
+def parts(files: Files, pci: str) -> list[str]:
+    """The folders of a function's auxiliary devices, such as its subfunctions."""
+    return [f"{PCI}/{pci}/{name}" for name in names_in(files, f"{PCI}/{pci}") if AUXILIARY.fullmatch(name)]
+
+
+def part_is_away(files: Files, part: str) -> bool:
+    """Whether a subfunction has a netdev, but none in the host's network namespace."""
+    has_netdev = any(OF_NETDEV.fullmatch(name) for name in names_in(files, part))
+    return has_netdev and not names_in(files, f"{part}/net")
+
+
+def of_vfio(files: Files, pci: str) -> list[str]:
+    """Those of its group, which it may share with others, and its own (Linux 6.6)."""
+    group = files.target(f"{PCI}/{pci}/iommu_group")
+    # noiommu-N exists without an IOMMU (vfio_noiommu_group_alloc); devices/vfioN is for iommufd.
+    own = (f"devices/{name}" for name in names_in(files, f"{PCI}/{pci}/vfio-dev"))
+    return [f"/dev/vfio/{name}" for name in (group, f"noiommu-{group}", *own)]
+
+
+def of_uio(files: Files, pci: str) -> list[str]:
+    """Those of the UIO device."""
+    return [f"/dev/{name}" for name in names_in(files, f"{PCI}/{pci}/uio")]
+
+
+def of_vdpa(files: Files, folder: str, devices: frozenset[str]) -> Iterator[str]:
+    """Those of the vDPA devices (all of the machine are ``devices``) below a function or a part of it."""
+    for device in sorted(devices.intersection(names_in(files, folder))):
+        names = names_in(files, f"{folder}/{device}")
+        yield from (f"/dev/{name}" for name in names if name.startswith("vhost-vdpa-"))
+
+
+def of_psm(files: Files, pci: str) -> list[str]:
+    """Those that MPI opens on Omni-Path (drivers/infiniband/hw/hfi1/file_ops.c), which no file ties to a function."""
+    return [f"/dev/{name}" for name in names_in(files, f"/sys/class/{driver(files, pci)}_user")]
+
+
+def of_clock(files: Files, pci: str) -> list[str]:
+    """That of the PTP clock."""
+    return [f"/dev/{name}" for name in names_in(files, f"{PCI}/{pci}/ptp")]
