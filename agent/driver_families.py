@@ -27,6 +27,10 @@ USUAL = re.compile(
 # i40e_ndo_set_vf_mac, i40e_ndo_set_vf_trust, i40e_ndo_set_vf_port_vlan in i40e_virtchnl_pf.c). The VF's RDMA device goes, too.
 VF_RESETS = ("mac", "vlan", "qos", "vlan_protocol", "trust")
 
+# A NIC's aggregation of packets, and the features that it depends on: with these the kernel or the driver turns it off and on
+# (netdev_fix_features in net/core/dev.c, bnxt_fix_features, qede_fix_features, ixgbe_fix_features).
+AGGREGATION = ("rx-checksum", "rx-fcs", "rx-gro", "rx-gro-hw", "rx-lro")
+
 
 @frozen
 class DriverFamily:
@@ -38,9 +42,10 @@ class DriverFamily:
     if it serves none. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its
     number of VFs. ``first_vfs_end_lag``: it gives up RoCE LAG for the first VFs of a port, and with it the RDMA device of
     the bond. ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
-    ``ring_size``: the ring size that the driver sets, or takes instead of a requested one. ``offloads_flap``: the features for
-    which it takes the link down; None: possibly for any. ``trust_flaps``, ``pfc_flaps``: it takes the link down, or closes the
-    netdev's queues, to change the trust mode (DSCP or PCP), or the priorities with PFC; ice does for both (ice_pf_dcb_cfg).
+    ``coalescing_flaps``: it does so for some changes of coalescing. ``ring_size``: the ring size that the driver sets, or takes
+    instead of a requested one. ``offloads_flap``: the features for which it takes the link down; None: possibly for any.
+    ``trust_flaps``, ``pfc_flaps``: it takes the link down, or closes the netdev's queues, to change the trust mode (DSCP or
+    PCP), or the priorities with PFC; ice does for both (ice_pf_dcb_cfg).
     ``vf_resets``: the attributes of a VF for which the PF's driver resets the VF, or the VF's driver resets itself.
     ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the PF is up (known only for igb).
     ``vfs_miss_carrier``: a VF that comes up while its PF is being reset has no carrier until it is set down and up (known
@@ -58,6 +63,7 @@ class DriverFamily:
     first_vfs_end_lag: bool = False
     channels_flap: bool = True
     rings_flap: bool = True
+    coalescing_flaps: bool = False
     ring_size: Callable[[int], int] = lambda size: size
     offloads_flap: tuple[str, ...] | None = None
     vf_resets: tuple[str, ...] = VF_RESETS
@@ -113,6 +119,10 @@ def _power_of_2(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def _power_of_2_below(size: int) -> int:
+    return 1 << (size.bit_length() - 1)
+
+
 def _gve_queue(role: str, number: int, named: int) -> tuple[str, int]:
     # The first half of the blocks are for transmit queues, the second for receive queues (gve_tx_idx_to_ntfy,
     # gve_rx_idx_to_ntfy in gve.h). All are requested, whatever the number of channels is (gve_alloc_notify_blocks).
@@ -134,6 +144,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # All are named after the netdev (aq_nic_start in aq_nic.c). Those of the queues come first; those of PTP and of the
         # link's state cannot be told from them, and are numbered like queues.
         queue_irqs=re.compile(r"^(?P<role>)"),
+        # AQ_HW_RXD_MULTIPLE, AQ_HW_TXD_MULTIPLE.
+        ring_size=_multiple_of(8),
     ),
     # Emulex OneConnect, and Marvell's Octeon as an end point, with its VFs. From the drivers' source (drivers/net/ethernet:
     # emulex/benet, marvell/octeon_ep, marvell/octeon_ep_vf): not run on such NICs.
@@ -154,7 +166,11 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # For a DSCP only the firmware is told (bnxt_hwrm_queue_dscp2pri_cfg in bnxt_dcb.c). For PFC the driver may close and
         # open the netdev's queues (bnxt_queue_remap).
         trust_flaps=False,
+        # bnxt_set_features in bnxt.c.
+        offloads_flap=(*AGGREGATION, "rx-ntuple-filter", "rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"),
     ),
+    # Cisco VIC. From the driver's source (drivers/net/ethernet/cisco/enic): not run on such a NIC. enic_set_ringparam.
+    DriverFamily(drivers=("enic",), ring_size=lambda size: size // 32 * 32),
     # Chelsio T4 and later, and their VFs. From the driver's source (drivers/net/ethernet/chelsio): not run on such a NIC.
     # A card's ports are netdevs of one PCI function, and each port's names count from 0. The driver takes the interrupts in
     # the order of the ports (setup_sge_queues in cxgb4_main.c, name_msix_vecs in cxgb4vf_main.c), so they are numbered in
@@ -168,10 +184,22 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # the last one (cxgb4_iov_configure). It passes no packets, and the ports' netdevs stay up meanwhile.
         pfs_only_for_vfs=True,
         vf_count_flaps=False,
+        # The firmware is told (cxgb_change_mtu, cxgb_set_features, cxgb4vf_change_mtu). Once a port was up, rings cannot be
+        # changed (EBUSY from set_sge_param in cxgb4_ethtool.c), and the number of channels never can.
+        mtu_flaps=False,
+        channels_flap=False,
+        rings_flap=False,
+        offloads_flap=(),
     ),
     # AWS's Elastic Network Adapter. From the driver's source (drivers/net/ethernet/amazon/ena): not run on such an instance.
-    # ENA_MIN_RING_SIZE, and a power of two that is not larger (ena_set_ringparam in ena_ethtool.c).
-    DriverFamily(drivers=("ena",), ring_size=lambda size: max(256, 1 << (size.bit_length() - 1))),
+    DriverFamily(
+        drivers=("ena",),
+        # The device is told (ena_change_mtu in ena_netdev.c). It has no ndo_set_features.
+        mtu_flaps=False,
+        offloads_flap=(),
+        # ENA_MIN_RING_SIZE, and a power of two that is not larger (ena_set_ringparam in ena_ethtool.c).
+        ring_size=lambda size: max(256, _power_of_2_below(size)),
+    ),
     # AWS's Elastic Fabric Adapter. From the driver's source (drivers/infiniband/hw/efa), not run on such an instance.
     DriverFamily(
         drivers=("efa",),
@@ -202,6 +230,9 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # gve-mgmnt@pci:<BDF> is the management one.
         queue_irqs=re.compile(r"-ntfy-(?P<role>blk|block\.)(?P<queue>\d+)(?:@|$)"),
         queue=_gve_queue,
+        # It has no ndo_change_mtu; gve_set_features in gve_main.c.
+        mtu_flaps=False,
+        offloads_flap=AGGREGATION,
         # It refuses others (gve_validate_req_ring_size in gve_ethtool.c).
         ring_size=_power_of_2,
     ),
@@ -217,6 +248,10 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # <netdev>_rxq<n> and <netdev>_txq<n> (hinic_init_rxq in hinic_rx.c, hinic_init_txq in hinic_tx.c), of hinic3
         # <netdev>_qp<n> (hinic3_irq.c). hinic_aeq<n>@pci:<BDF> and hinic_ceq<n>@pci:<BDF> are those of events.
         queue_irqs=re.compile(r"_(?P<role>rxq|txq|qp)(?P<queue>\d+)$"),
+        # The firmware is told (hinic_change_mtu in hinic_main.c).
+        mtu_flaps=False,
+        # hinic_set_ringparam in hinic_ethtool.c, hinic3_set_ringparam in hinic3_ethtool.c.
+        ring_size=_power_of_2_below,
     ),
     # Intel 82576, I350 and their VFs (drivers/net/ethernet/intel/igb, igbvf); QEMU's igb is the 82576.
     DriverFamily(
@@ -236,23 +271,56 @@ FAMILIES: tuple[DriverFamily, ...] = (
         offloads_flap=("rx-all", "rx-ntuple-filter"),
     ),
     # Intel E810, X710 and their VFs. From the drivers' source (drivers/net/ethernet/intel: ice, i40e, iavf): not run on them.
+    # ICE_REQ_DESC_MULTIPLE and its like; ice_set_features, i40e_set_features, iavf_set_features. i40e resets the PF for VFs.
     DriverFamily(
-        drivers=("i40e", "iavf", "ice"),
-        # ICE_REQ_DESC_MULTIPLE (ice_set_ringparam), I40E_REQ_DESCRIPTOR_MULTIPLE, IAVF_REQ_DESCRIPTOR_MULTIPLE.
-        ring_size=_multiple_of(32),
+        drivers=("ice",), vf_count_flaps=False, ring_size=_multiple_of(32), offloads_flap=("loopback", "rx-fcs")
     ),
-    # Intel 82599, X540, X550 and their VFs; HiSilicon's NICs. From the drivers' source (drivers/net/ethernet: intel/ixgbe,
-    # intel/ixgbevf, hisilicon/hns3): not run. IXGBE_REQ_TX_DESCRIPTOR_MULTIPLE, HNS3_RING_BD_MULTIPLE.
-    DriverFamily(drivers=("ixgbe", "ixgbevf", "hns3"), ring_size=_multiple_of(8)),
+    DriverFamily(
+        drivers=("i40e", "iavf"),
+        ring_size=_multiple_of(32),
+        offloads_flap=("l2-fwd-offload", "loopback", "rx-fcs", "rx-ntuple-filter"),
+    ),
+    # Intel 82599, X540, X550 and their VFs. From the drivers' source (drivers/net/ethernet/intel: ixgbe, ixgbevf): not run.
+    DriverFamily(
+        drivers=("ixgbe",),
+        # IXGBE_REQ_TX_DESCRIPTOR_MULTIPLE, in ixgbevf as well.
+        ring_size=_multiple_of(8),
+        # ixgbe_set_coalesce resets the NIC if LRO or the write-back of descriptors has to change with the usecs.
+        coalescing_flaps=True,
+        # ixgbe_set_features; ixgbevf has no ndo_set_features.
+        offloads_flap=(*AGGREGATION, "hw-tc-offload", "l2-fwd-offload", "rx-all", "rx-ntuple-filter"),
+    ),
+    DriverFamily(drivers=("ixgbevf",), ring_size=_multiple_of(8), offloads_flap=()),
+    # HiSilicon's NICs. From the driver's source (drivers/net/ethernet/hisilicon/hns3): not run. HNS3_RING_BD_MULTIPLE;
+    # hns3_pci_sriov_configure tells only the kernel, and hns3_nic_set_features sets registers. A VF resets itself for an
+    # address, and takes its netdev down for a VLAN (hclge_set_vf_mac, hclge_set_vf_vlan_filter).
+    DriverFamily(
+        drivers=("hns3",),
+        vf_count_flaps=False,
+        ring_size=_multiple_of(8),
+        offloads_flap=(),
+        vf_resets=("mac", "vlan", "qos", "vlan_protocol"),
+    ),
+    # Intel IPU. From the driver's source (drivers/net/ethernet/intel/idpf): not run. IDPF_REQ_RXQ_DESC_MULTIPLE, of which half
+    # would do for transmit rings; idpf_set_features.
+    DriverFamily(drivers=("idpf",), ring_size=_multiple_of(64), offloads_flap=AGGREGATION),
+    # Marvell FastLinQ. From the drivers' source (drivers/net/ethernet/qlogic: qede, qed): not run. qed_sriov_configure leaves
+    # the PF's link alone; qede_set_features.
+    DriverFamily(drivers=("qede",), vf_count_flaps=False, offloads_flap=AGGREGATION),
     # AMD Pensando. From the driver's source (drivers/net/ethernet/pensando/ionic): not run on such a NIC.
     DriverFamily(
         drivers=("ionic",),
         # ionic-<netdev>-L0-rx3 (ionic_request_irq, ionic_q_init). The transmit queue of the same number shares it, unless it
         # has an interrupt of its own. Queues of the driver itself are called L0-adminq0 or L0-hwstamp_tx4.
         queue_irqs=re.compile(r"-L\d+-(?P<role>rx|tx)(?P<queue>\d+)$"),
+        # ionic_sriov_configure leaves the PF alone, and ionic_set_features tells the firmware.
+        vf_count_flaps=False,
+        offloads_flap=(),
         # It refuses others (ionic_set_ringparam in ionic_ethtool.c).
         ring_size=_power_of_2,
     ),
+    # Netronome. From the driver's source (drivers/net/ethernet/netronome/nfp): not run on such a NIC. nfp_net_set_ringparam.
+    DriverFamily(drivers=("nfp",), ring_size=_power_of_2),
     # Microsoft Azure Network Adapter. From the driver's source (drivers/net/ethernet/microsoft/mana): not run there.
     DriverFamily(
         drivers=("mana",),
@@ -260,6 +328,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # mana_hwc@pci:<BDF> is the management one. Older kernels call all of them mana_intr, in the order of the vectors.
         queue_irqs=re.compile(r"^mana_(?:(?P<role>q|msi)(?P<queue>\d+)@|intr$)"),
         queue=_mana_queue,
+        offloads_flap=(),  # it has no ndo_set_features
         # mana_set_ringparam in mana_ethtool.c.
         ring_size=_power_of_2,
     ),
@@ -275,6 +344,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         pfc_flaps=False,
         # mlx4_en_set_ringparam in en_ethtool.c.
         ring_size=_power_of_2,
+        # mlx4_en_set_features in en_netdev.c.
+        offloads_flap=("rx-fcs", "rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"),
     ),
     # NVIDIA (Mellanox) ConnectX-4 and later. From the driver's source and vendor documents: not run on such a NIC.
     DriverFamily(
@@ -314,6 +385,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # <netdev>-<n>, with channels of their own for each direction <netdev>-rx-<n> and <netdev>-tx-<n>; <netdev>-xdp-<n> is
         # for what XDP sends (efx_get_channel_name in efx_channels.c). <netdev>-ptp and <netdev>-mae serve no queue.
         queue_irqs=re.compile(r"-(?:(?P<role>rx|tx|xdp)-)?(?P<queue>\d+)$"),
+        # efx_set_features in efx_common.c changes filters only.
+        offloads_flap=(),
     ),
     # PCI drivers that create a vDPA device for a function instead of a netdev. From the kernel's source (drivers/vdpa): not
     # run. pds_core is the PCI driver of the VFs that pds_vdpa uses (drivers/net/ethernet/amd/pds_core).

@@ -203,7 +203,14 @@ CHANNELS = _row(
 RINGS = _row(
     "rings", "channels", "rings", flaps=lambda family, _: family.rings_flap, limit=_ring_sizes, one_request=True
 )
-COALESCING = _row("coalescing", "rings", "coalescing", limit=_chosen_by_driver, order=_adaptive_mode)
+COALESCING = _row(
+    "coalescing",
+    "rings",
+    "coalescing",
+    flaps=lambda family, _: family.coalescing_flaps,
+    limit=_chosen_by_driver,
+    order=_adaptive_mode,
+)
 OFFLOADS = _row(
     "offloads",
     "coalescing",

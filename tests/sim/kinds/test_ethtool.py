@@ -168,6 +168,42 @@ def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object
     assert any(writes(kernel, word) for word in ("channels", "rings", "coalescing", "feature")) is not flaps
 
 
+@pytest.mark.parametrize(
+    ("driver", "wanted", "flaps"),
+    [
+        # The firmware or the device is told, and the netdev stays up.
+        ("ena", {"mtu": 1400}, False),
+        ("gve", {"mtu": 1400}, False),
+        ("cxgb4", {"mtu": 1400}, False),
+        ("hinic", {"mtu": 1400}, False),
+        # The netdev is closed and opened.
+        *(
+            (driver, {"mtu": 1400}, True)
+            for driver in ("ice", "i40e", "ixgbe", "bnxt_en", "hns3", "mana", "qede", "idpf")
+        ),
+        *(
+            (driver, {"offloads": {"rx-gro": False}}, False)
+            for driver in ("ena", "ice", "i40e", "hns3", "ionic", "sfc")
+        ),
+        # The driver turns its own aggregation off with it.
+        *((driver, {"offloads": {"rx-gro": False}}, True) for driver in ("bnxt_en", "qede", "idpf", "gve")),
+        *((driver, {"offloads": {"rx-all": True}}, driver == "ixgbe") for driver in ("ixgbe", "bnxt_en", "mlx4_core")),
+        *((driver, {"coalescing": {"rx_usecs": 50}}, driver == "ixgbe") for driver in ("ixgbe", "ixgbevf", "bnxt_en")),
+        *((driver, {"vfs": {"count": 1}}, False) for driver in ("ice", "hns3", "ionic", "qede")),
+        *((driver, {"vfs": {"count": 1}}, True) for driver in ("i40e", "ixgbe", "bnxt_en")),
+    ],
+)
+def test_a_change_waits_for_a_netdev_in_use_only_if_its_driver_takes_the_link_down(
+    driver: str, wanted: dict[str, object], flaps: bool
+) -> None:
+    kernel = Kernel(cpus=8)
+    kernel.add_nic(PF, NETDEV, MAC, driver=driver, total_vfs=8 if "vfs" in wanted else 0)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.routed.add(NETDEV)
+    first = of_kind(settle(kernel, rail0(**wanted)), "links" if "mtu" in wanted else next(iter(wanted)))[0]
+    assert (first.change.disruption is Disruption.LINK_FLAP, first.result == "deferred") == (flaps, flaps)
+
+
 @pytest.mark.parametrize(("owner", "size"), [("user", 1024), ("trackbed", 512)])
 def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
     settle(kernel, rail0(vfs={"count": 1, "defaults": {"state": "down"}}))
@@ -255,6 +291,11 @@ def test_mlx5_s_rings_are_powers_of_two(asked: int, made: int) -> None:
         ("mana", 1000, 1024),
         ("ionic", 1000, 1024),
         ("mlx4_core", 1000, 1024),
+        ("nfp", 1000, 1024),
+        ("hinic", 1000, 512),
+        ("enic", 1000, 992),
+        ("atlantic", 1001, 1008),
+        ("idpf", 1000, 1024),
     ],
 )
 def test_a_ring_that_a_driver_rounds_or_refuses_is_never_asked_for(driver: str, asked: int, made: int) -> None:
