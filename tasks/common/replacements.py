@@ -1,4 +1,4 @@
-"""Replaces functions and methods of pyinfra 3.10, and one of paramiko. docs/pyinfra.md says what each replacement gains.
+"""Replaces functions and methods of pyinfra 3.10, and two of paramiko. docs/pyinfra.md says what each replacement gains.
 
 No other module does so. tests/deploy/common/test_replacements.py fails if an upgrade of pyinfra makes one of them needless.
 """
@@ -36,6 +36,7 @@ from tasks.common import (
     questions,
     shard,
     site,
+    ssh_config,
     stopping,
 )
 from tasks.common.commands import fail
@@ -190,6 +191,9 @@ REPLACEMENTS: dict[str, Callable[[Any], Any]] = {
     "pyinfra.connectors.sshuserclient.client:SSHClient.connect": connection.jumping,
     "pyinfra.connectors.sshuserclient.client:append_hostkey": known_hosts.noting,
     "pyinfra.connectors.sshuserclient.client:get_host_keys": known_hosts.reading,
+    "pyinfra.connectors.sshuserclient.config:_expand_include_statements": ssh_config.including,
+    "pyinfra.connectors.sshuserclient.config:FakeInvoke.run": ssh_config.executing,
+    "paramiko.config:SSHConfig._get_matches": ssh_config.matching,
     "pyinfra.connectors.ssh_util:getpass": questions.asking_for_key,
     "pyinfra.connectors.util:SUDO_PASSWORD_REQUIRED_LINES": lambda known: (*known, *questions.SUDO_RS),
     "pyinfra.connectors.util:getpass": questions.asking_for_sudo,

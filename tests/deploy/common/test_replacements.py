@@ -24,7 +24,7 @@ from pyinfra.api.state import BaseStateCallback
 from pyinfra.api.util import get_operation_order_from_stack
 from pyinfra.connectors import base, ssh_util, util
 from pyinfra.connectors.ssh import SSHConnector
-from pyinfra.connectors.sshuserclient import client
+from pyinfra.connectors.sshuserclient import client, config
 from pyinfra.context import host
 
 from tasks.common import connection, questions
@@ -127,6 +127,13 @@ NEEDED: dict[str, Callable[[], bool]] = {
     "pyinfra.connectors.sshuserclient.client:get_host_keys": lambda: (
         "globalknownhostsfile" not in inspect.getsource(client.SSHClient.parse_config)
     ),
+    "pyinfra.connectors.sshuserclient.config:_expand_include_statements": lambda: (
+        "split" not in inspect.getsource(config._expand_include_statements)
+    ),
+    "pyinfra.connectors.sshuserclient.config:FakeInvoke.run": lambda: (
+        '"-c"' not in inspect.getsource(config.FakeInvoke.run)
+    ),
+    "paramiko.config:SSHConfig._get_matches": lambda: "localnetwork" not in inspect.getsource(paramiko.SSHConfig),
     "pyinfra.connectors.ssh_util:getpass": lambda: vars(ssh_util)["getpass"] is getpass.getpass,
     "pyinfra.connectors.util:SUDO_PASSWORD_REQUIRED_LINES": lambda: (
         questions.SUDO_RS[0] not in util.SUDO_PASSWORD_REQUIRED_LINES
