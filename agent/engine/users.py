@@ -84,10 +84,9 @@ def users(
     :raises OSError: a source of owners gives no answer, and ``complete`` is False: any function may have an owner.
     """
     pci = targets(machine.files, address) if among is None else _existing(machine, among)
-    names = (
-        [(target, name) for target, each in pci.items() for name in _netdevs(machine.files, each)] if complete else []
-    )
-    bonds = {target: _lag(machine.files, function) for target, function in pci.items() if not is_vf(target)}
+    files = machine.files
+    names = [(target, name) for target, each in pci.items() for name in _netdevs(files, each)] if complete else []
+    bonds = {target: _lag(files, function) for target, function in pci.items() if not is_vf(target)}
     functions = _Functions(pci, names, {target: bond for target, bond in bonds.items() if bond is not None})
     by_target: dict[str, list[User]] = {}
     for source in USERS if complete else OWNERS:
@@ -106,11 +105,8 @@ def _netdev(files: Files, pci: str) -> str | None:
 
 def _netdevs(files: Files, pci: str) -> list[str]:
     """The netdevs of a function and of its subfunctions, which have the same port."""
-    own = _netdev(files, pci)
-    return [
-        *filter(None, [own]),
-        *(name for part in device_nodes.parts(files, pci) for name in names_in(files, f"{part}/net")),
-    ]
+    folders = [f"{part}/net" for part in device_nodes.parts(files, pci)]
+    return [*filter(None, [_netdev(files, pci)]), *chain(*(names_in(files, folder) for folder in folders))]
 
 
 def _lag(files: Files, pci: str) -> str | None:
@@ -215,16 +211,21 @@ def _passed_through(machine: Machine, want: Wanted, functions: _Functions) -> Us
 
     Which virtual machine has a function of Xen's pciback is in no file of the kernel, so each of them counts as used.
     """
-    nodes = []
+    nodes, enabled = [], {}
     for target, pci in functions.pci.items():
         bound = driver(machine.files, pci)
         if bound == XEN:
             yield target, User("Xen's pciback", owns=True)
         elif is_vfio(bound):
             nodes += [(node, target) for node in device_nodes.of_vfio(machine.files, pci)]
+            if device_nodes.vfio_is_open(machine.files, pci):
+                enabled[target] = User("whoever has its VFIO device open")
         elif is_passed_through(bound):
             nodes += [(node, target) for node in device_nodes.of_uio(machine.files, pci)]
-    yield from _held(machine, nodes, owns=True)
+    for target, user in _held(machine, nodes, owns=True):
+        enabled.pop(target, None)
+        yield target, user
+    yield from enabled.items()
 
 
 def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:

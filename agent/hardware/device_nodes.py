@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from agent.hardware.functions import PCI, driver
-from agent.hardware.sysfs import names_in
+from agent.hardware.sysfs import names_in, number_or
 from agent.machine import Files
 
 VDPA = "/sys/bus/vdpa/devices"
@@ -33,6 +33,15 @@ def of_vfio(files: Files, pci: str) -> list[str]:
     # noiommu-N exists without an IOMMU (vfio_noiommu_group_alloc); devices/vfioN is for iommufd.
     own = (f"devices/{name}" for name in names_in(files, f"{PCI}/{pci}/vfio-dev"))
     return [f"/dev/vfio/{name}" for name in (group, f"noiommu-{group}", *own)]
+
+
+def vfio_is_open(files: Files, pci: str) -> bool:
+    """Whether anybody has the VFIO device open. Its driver enables the device only meanwhile (vfio_pci_core_enable).
+
+    A device is open without a descriptor while its memory is mapped, such as of a virtual machine whose process has ended but
+    whose memory vhost keeps. To take the device from its driver would wait for that.
+    """
+    return number_or(files, f"{PCI}/{pci}/enable", 0) > 0
 
 
 def of_uio(files: Files, pci: str) -> list[str]:

@@ -72,6 +72,15 @@ def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio:
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
 
 
+def test_a_vfio_device_that_is_open_without_a_descriptor_is_in_use(kernel: Kernel, of_vfio: str) -> None:
+    """As long as a virtual machine's memory is kept after its end. A descriptor tells whose it is."""
+    folder = f"/sys/bus/pci/devices/{of_vfio}"
+    kernel.tree.put(f"{folder}/enable", "1")
+    assert users_of(kernel) == {f"{PF}#1": (User("whoever has its VFIO device open"),)}
+    kernel.host.open[f"/dev/vfio/{kernel.files.target(f'{folder}/iommu_group')}"] = (VIRTUAL_MACHINE.name,)
+    assert users_of(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
+
+
 @pytest.mark.parametrize(("bound", "found"), [("pciback", (User("Xen's pciback", owns=True),)), ("pci-stub", ())])
 def test_a_vf_of_xen_s_pciback_has_an_owner_and_one_of_pci_stub_has_none(
     kernel: Kernel, of_vfio: str, bound: str, found: tuple[User, ...]
