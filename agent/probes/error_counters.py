@@ -32,17 +32,21 @@ PORT = (
     *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
     "excessive_buffer_overrun_errors",
 )
-# Of mlx5 and erdma; of bnxt_re (hw_counters.c), ionic (by its firmware), efa (efa_verbs.c) and mana (counters.c) their like.
+# Of mlx5 and rxe; of bnxt_re (hw_counters.c), ionic (by its firmware), efa (efa_verbs.c), mana (counters.c), irdma (verbs.c),
+# cxgb4 (provider.c) and hns (hns_roce_main.c) their like. erdma counts none, and siw and qedr have no counters.
 HARDWARE = (
     *("packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated", "rcvd_seq_err", "retry_exceeded_err"),
     *("seq_err_naks_rcvd", "to_retransmits", "max_retry_exceeded"),
     *("req_rx_pkt_seq_err", "tx_rdma_ack_timeout", "req_tx_retry_excd_err"),
     *("retrans_timeout_events", "unresponsive_remote_events", "impaired_remote_conn_events"),
     *("requester_oos_nak", "requester_timeout", "requester_retries_exceeded"),
+    *("rx_roce_errors", "tx_roce_errors", "completer_retry_err"),
+    *("ip4InTruncatedPkts", "ip6InTruncatedPkts", "tcpInOptErrors", "tcpInProtoErrors", "tcpRetransSegs"),
+    *("ip4RetransSegs", "ip6RetransSegs", "rx_err_pkt", "tx_err_pkt"),
 )
 
-FULL = {"symbol_error": 0xFFFF, "port_rcv_errors": 0xFFFF}
-"""Counters of 16 bits (drivers/infiniband/core/sysfs.c), which stay at their largest value until somebody clears them."""
+FULL = dict(zip(PORT, (0xFFFF, 0xFF, 0xFF, 0xFFFF, 0xF, 0xF), strict=True))
+"""The largest values (PORT_PMA_ATTR in drivers/infiniband/core/sysfs.c): a counter stays there until somebody clears it."""
 
 Counters = Mapping[tuple[str, str], int]
 """By the function's PCI address, and by device and name: ``ens1f0 rx_errors``."""

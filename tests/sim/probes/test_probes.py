@@ -119,21 +119,46 @@ def test_rising_errors_are_a_warning_until_ten_minutes_after_the_last(node: Node
     assert condition.status == "True"
 
 
-def test_a_counter_that_is_full_is_not_taken_for_one_that_does_not_rise(node: Node) -> None:
-    """A bad cable fills InfiniBand's counters of 16 bits within minutes, and they show nothing from then on."""
+@pytest.mark.parametrize(
+    ("counter", "most"),
+    [
+        ("symbol_error", 65535),
+        ("port_rcv_errors", 65535),
+        ("link_downed", 255),
+        ("link_error_recovery", 255),
+        ("local_link_integrity_errors", 15),
+        ("excessive_buffer_overrun_errors", 15),
+    ],
+)
+def test_a_counter_that_is_full_is_not_taken_for_one_that_does_not_rise(node: Node, counter: str, most: int) -> None:
+    """A bad cable fills InfiniBand's counters of 4 to 16 bits within minutes, and they show nothing from then on."""
     node.kernel.rdma.add(PF0, "mlx5_0", None, link_layer="InfiniBand")
-    counter = "/sys/class/infiniband/mlx5_0/ports/1/counters/symbol_error"
-    node.kernel.tree.put(counter, "65534")
+    path = f"/sys/class/infiniband/mlx5_0/ports/1/counters/{counter}"
+    node.kernel.tree.put(path, str(most - 1))
     assert node.look()["ErrorCounters"].status == "True"
-    node.kernel.tree.put(counter, "65535")
+    node.kernel.tree.put(path, str(most))
     for _ in range(12):
         node.now += 60
         condition = node.look()["ErrorCounters"]
     assert state(condition) == ("False", "ErrorsRising", "warn")
-    assert "mlx5_0/1 symbol_error is full (65535: clear it by perfquery -R)" in condition.message
-    node.kernel.tree.put(counter, "0")
+    assert f"mlx5_0/1 {counter} is full ({most}: clear it by perfquery -R)" in condition.message
+    node.kernel.tree.put(path, "0")
     node.now += 60
     assert node.look()["ErrorCounters"].status == "True"
+
+
+@pytest.mark.parametrize(
+    "counter",
+    ["packet_seq_err", "rx_roce_errors", "tcpRetransSegs", "ip6InTruncatedPkts", "ip4RetransSegs", "rx_err_pkt"],
+)
+def test_errors_that_an_rdma_driver_counts_by_its_own_names_are_a_warning(node: Node, counter: str) -> None:
+    node.kernel.rdma.add(PF0, "rocep33s0", "enp33s0")
+    path = f"/sys/class/infiniband/rocep33s0/ports/1/hw_counters/{counter}"
+    node.kernel.tree.put(path, "7")
+    assert node.look()["ErrorCounters"].status == "True"
+    node.kernel.tree.put(path, "9")
+    node.now += 60
+    assert f"rocep33s0/1 {counter} +2" in node.look()["ErrorCounters"].message
 
 
 def test_a_driver_s_reload_sets_counters_back_and_is_no_error(node: Node) -> None:
