@@ -30,10 +30,19 @@ cause() {  # arguments: module, kernel
     echo "the build of $1 failed; from $log:" >&2
     grep -nE -m 10 'error: |No rule to make|No such file|undefined!|Error! |not found' "$log" >&2 ||
       tail -n 10 "$log" >&2
+    if grep -qE 'unrecognized command.line option|CC version check|(gcc|clang)[-0-9]*: (command )?not found' "$log"; then
+      built=$(sed -n 's/^CONFIG_CC_VERSION_TEXT="\\(.*\\)"/\\1/p' "${MACHINE:-}/boot/config-$2" 2>/dev/null) || true
+      echo "the kernel was built by ${built:-another compiler (see /proc/version)}: install that compiler, let gcc lead to" \\
+        "it (update-alternatives(1)), and deploy again" >&2
+    fi
   done
 }
 """
-"""A shell function that prints the likely cause of a failed DKMS build to standard error."""
+"""A shell function that prints the likely cause of a failed DKMS build to standard error. MACHINE: the root; only tests set it.
+
+A kernel of a later release, as Ubuntu's HWE kernels, may be built by another compiler than the release's own gcc. That knows
+not all of the kernel's options, or NVIDIA's driver refuses it.
+"""
 
 MAKE_INITRAMFS = """
 if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"

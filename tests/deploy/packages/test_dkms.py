@@ -172,7 +172,8 @@ def test_a_package_without_the_module_is_refused(node: Node) -> None:
 
 
 def cause(folder: Path) -> str:
-    return ran(script(f'{dkms.CAUSE}cause "$1" "$2"', "erdma", "0.0.0-none"), DKMS=str(folder)).stderr
+    cause_of = script(f'{dkms.CAUSE}cause "$1" "$2"', "erdma", "0.0.0-none")
+    return ran(cause_of, DKMS=str(folder), MACHINE=str(folder)).stderr
 
 
 def test_the_cause_of_a_failed_build_is_shown(tmp_path: Path) -> None:

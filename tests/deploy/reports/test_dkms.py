@@ -1,4 +1,4 @@
-"""Public reports of a DKMS that has builds of a module whose source is gone: what it says of the other modules."""
+"""Public reports of DKMS: one with builds of a module whose source is gone, and builds that lack the kernel's compiler."""
 
 import os
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.packages import dkms
+from tests.deploy.packages.test_dkms import cause
 from tests.deploy.scripts import sh
 from tests.stand_ins import program
 
@@ -38,3 +39,31 @@ def test_a_module_whose_source_is_gone_hides_no_other(tmp_path: Path, gone: str,
     output = sh(dkms._BUILDS, PATH=f"{tmp_path}/bin:{os.environ['PATH']}", DKMS=str(tmp_path / "tree"))
     module, _, version = there.partition("/")
     assert dkms.Builds().process(output) == [dkms.Build(module, version, "6.1", "installed")]
+
+
+GCC_12 = "x86_64-linux-gnu-gcc-12 (Ubuntu 12.3.0-1ubuntu1~22.04) 12.3.0"
+AUTO_INIT = "gcc: error: unrecognized command-line option `-ftrivial-auto-var-init=zero`"
+CHECK = (
+    "Compiler version check failed:\n\n*** Failed CC version check. Bailing out! ***\nmake[2]: *** [Kbuild:180] Error 1"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "named"),
+    [
+        pytest.param(AUTO_INIT, True, id="eks-machine-learning-107"),
+        pytest.param("gcc: error: unrecognized command-line option `-mharden-sls=all`", True, id="i915-sriov-dkms-85"),
+        pytest.param("gcc: error: unrecognized command line option '-mharden-sls=all'", True, id="gcc-8"),
+        pytest.param(CHECK, True, id="compute-gpu-installation-15"),
+        pytest.param("/bin/sh: 1: gcc-12: not found", True, id="gcc-12"),
+        pytest.param("/bin/sh: line 1: clang-18: command not found", True, id="clang"),
+        pytest.param("erdma_main.c:9:1: error: unknown type name 'oops'", False, id="other"),
+    ],
+)
+def test_a_build_that_lacks_the_kernels_compiler_says_so(tmp_path: Path, log: str, named: bool) -> None:
+    (tmp_path / "erdma/1.0/build").mkdir(parents=True)
+    (tmp_path / "erdma/1.0/build/make.log").write_text(f"make: Entering directory\n{log}\n")
+    assert ("was built by another compiler (see /proc/version): install" in cause(tmp_path)) is named
+    (tmp_path / "boot").mkdir()
+    (tmp_path / "boot/config-0.0.0-none").write_text(f'CONFIG_CC_IS_GCC=y\nCONFIG_CC_VERSION_TEXT="{GCC_12}"\n')
+    assert (f"the kernel was built by {GCC_12}: install that compiler" in cause(tmp_path)) is named
