@@ -124,6 +124,7 @@ def _lines(host: Host, inventory: Path, key: str | None) -> tuple[list[Line], st
     if key is not None and key not in known:
         raise click.ClickException(f"{key} is not a key; {did_you_mean(key.lower(), known, 'see docs/inventory.md')}")
     try:
+        host.connector_cls(State(), host)  # reads the connection's settings
         defaults: dict[str, Any] = _plain(node_spec(data, host.name))
         defaults |= {each.name: _plain(each.read(data, host.name)) for each in task_keys()}
         defaults |= connection if key is not None else {}

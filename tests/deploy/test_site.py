@@ -316,12 +316,19 @@ def test_explain_knows_each_key_of_the_connection_and_shows_no_secret(key: str, 
     assert (done.returncode, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
 
 
-def test_explain_of_wrong_data_says_what_is_wrong(site: Path) -> None:
-    wrong = {"nic_overrides": {"rail9": {}}, "mdoe": "observe"}
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"nic_overrides": {"rail9": {}}, "mdoe": "observe"}, "'rail9' is not a name in nics"),
+        ({"ssh_port": 70000}, "gpu-01.ssh_port: 70000 is out of range; give 1 to 65535"),
+        ({"ssh_user": 5}, "gpu-01.ssh_user: "),
+    ],
+)
+def test_explain_of_wrong_data_says_what_is_wrong(site: Path, wrong: dict[str, Any], said: str) -> None:
     (site / "inventories/prod.py").write_text(f"servers = {[('gpu-01', wrong)]!r}\n")
     done = trackbed("explain", "gpu-01", "--inventory", site / "inventories/prod.py")
     assert done.returncode == 1
-    assert "'rail9' is not a name in nics" in done.stderr
+    assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
