@@ -59,6 +59,7 @@ class Maintenance:
     maintenance, if it is not this command; then only records with these words are resumed. ``conditions``: those that a node
     must have to be uncordoned. ``boot_id``: see :func:`unready`. ``nic``: the only NIC to change; then its devices are tainted,
     and no node is cordoned. ``since``: when this run began, which tells its records from others.
+    ``_written``: the nodes whose record this run has written, so this user may do that.
     """
 
     api: Api
@@ -76,6 +77,7 @@ class Maintenance:
     boot_id: str = ""
     nic: str = ""
     since: str = field(init=False)
+    _written: set[str] = field(factory=set, init=False)
 
     @since.default
     def _(self) -> str:
@@ -232,6 +234,7 @@ class Maintenance:
             return {**annotated(record), **({} if self.nic else {"spec": {"unschedulable": True}})}, record
 
         record = self._patch(name, change)
+        self._written.add(name)
         self.tell(f"{name}: the maintenance of {self.nic} begins" if self.nic else f"{name}: cordoned")
         return record
 
@@ -266,6 +269,7 @@ class Maintenance:
             return annotated(evolve(record, by=self.api.user, since=self.since, step=step)), None
 
         self._patch(name, change)
+        self._written.add(name)
 
     def _recorded(self, node: Node, takes: Callable[[Record], bool]) -> Record:
         """The record of the node's maintenance; ``takes``: which one this run may write.
@@ -311,6 +315,7 @@ class Maintenance:
 
     def _drain(self, name: str, begun: bool = False) -> None:
         taken: NodePods | NicDevices | None = None
+        check: Callable[[ApiError | httpx2.TransportError], str] = if_temporary
         pods, deadline = self._pods(name), monotonic() + self.drain_timeout
         while True:
             self._check_stop()
@@ -322,8 +327,9 @@ class Maintenance:
                     raise CannotDrain("somebody has uncordoned it")
                 taken = taken or (self._devices(node, pods, begun) if self.nic else pods)
                 left, why = taken.take()
+                check = self._if_temporary(name)
             except (ApiError, httpx2.TransportError) as error:
-                left, why = "its pods", if_temporary(error)
+                left, why = "its pods", check(error)
             if not left:
                 return
             if monotonic() >= deadline:
@@ -355,10 +361,20 @@ class Maintenance:
             return unready(self.api.node(name)[0], conditions, self.boot_id)
         except (ApiError, httpx2.TransportError) as error:
             # The change may interrupt the connection to the API server: go on waiting.
-            return [if_temporary(error)]
+            return [self._if_temporary(name)(error)]
 
     def _patch(self, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]]) -> T:
-        return node_patch.patch(self.api, name, change, self.stop, self.ready_timeout)
+        return node_patch.patch(self.api, name, change, self.stop, self.ready_timeout, self._if_temporary(name))
+
+    def _if_temporary(self, name: str) -> Callable[[ApiError | httpx2.TransportError], str]:
+        """As if_temporary. An API server that starts also forbids what this user may do, until it has read all roles."""
+
+        def check(error: ApiError | httpx2.TransportError) -> str:
+            if isinstance(error, ApiError) and code(error) == FORBIDDEN and name in self._written:
+                return f"the API server forbids it now: {error.status.message}"
+            return if_temporary(error)
+
+        return check
 
     def _check_stop(self) -> None:
         if self.stop.is_set():

@@ -39,14 +39,30 @@ def past_conflicts(attempt: Callable[[], T]) -> T:
     return attempt()
 
 
+def if_temporary(error: ApiError | httpx2.TransportError) -> str:
+    """Describe an error after which a retry may succeed; raise any other error again."""
+    if isinstance(error, ApiError):
+        if code(error) not in (*TEMPORARY, NO_LEADER):
+            raise error
+        return f"the API server answers {code(error)}: {error.status.message}"
+    return unreachable(error)
+
+
 def patch(
-    api: Api, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]], stop: Event, timeout: float
+    api: Api,
+    name: str,
+    change: Callable[[Node], tuple[dict[str, Any] | None, T]],
+    stop: Event,
+    timeout: float,
+    check: Callable[[ApiError | httpx2.TransportError], object] = if_temporary,
 ) -> T:
     """Patch a Node with the first value that ``change`` returns for it; its second is the result.
 
     A conflict is retried, and so is an API server that cannot be reached or is overloaded, until ``timeout``, or for CLEAN_UP
     seconds once the command is to stop. A patch whose answer was lost may have been made, so ``change`` may see a Node that
     has it.
+
+    :param check: raises an error after which a retry cannot succeed.
     """
 
     def attempt() -> T:
@@ -63,19 +79,10 @@ def patch(
         try:
             return past_conflicts(attempt)
         except (ApiError, httpx2.TransportError) as error:
-            if_temporary(error)
+            check(error)
             if monotonic() >= deadline:
                 raise
             if stopping:
                 sleep(CHECK_INTERVAL)
             elif stop.wait(CHECK_INTERVAL):
                 stopping, deadline = True, min(deadline, monotonic() + CLEAN_UP)
-
-
-def if_temporary(error: ApiError | httpx2.TransportError) -> str:
-    """Describe an error after which a retry may succeed; raise any other error again."""
-    if isinstance(error, ApiError):
-        if code(error) not in (*TEMPORARY, NO_LEADER):
-            raise error
-        return f"the API server answers {code(error)}: {error.status.message}"
-    return unreachable(error)

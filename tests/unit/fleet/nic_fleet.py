@@ -30,6 +30,7 @@ from tests.unit.fleet.test_maintenance import NOW, pod
 PF, VF0, VF1 = "0000:3b:00.0", "0000:3b:00.2", "0000:3b:00.3"
 NIC = {"name": "rail0", "pci": PF, "ready": True, "vfs": [VF0, ""]}
 FORBIDDEN = status(403, "nobody may do this")
+EXPIRED = status(401, "nobody may do this")
 LOST = (504, "<html>time-out")
 
 
@@ -74,7 +75,7 @@ class Fleet:
     def answer(self, request: Request) -> tuple[int, Any]:
         number, self.requests = self.requests, self.requests + 1
         if self.refuse_from is not None and number >= self.refuse_from:
-            return FORBIDDEN
+            return EXPIRED
         self.received(f"{request.method} {request.path}")
         status, answer = self.cluster.answer(request.method, request.path, json.loads(request.body or "null"))
         asked = {key: value for key, (value,) in parse_qs(request.query).items()}

@@ -136,6 +136,23 @@ def test_a_maintenance_waits_while_etcd_elects_a_leader(serve: Serve) -> None:
     assert script.asked[-4:] == [GET, PATCH, GET, PATCH]
 
 
+def test_an_api_server_that_forbids_everything_as_it_starts_is_asked_again(serve: Serve) -> None:
+    """Until it has read all roles."""
+    own = recorded("drain")
+    script, maintenance = serve(
+        {
+            PODS: [ONE_POD, FORBIDDEN, NO_PODS],
+            GET: [UNUSED, own, FORBIDDEN, own, own, FORBIDDEN, own, FORBIDDEN, own],
+            PATCH: [(200, {}), FORBIDDEN, (200, {})],
+        }
+    )
+    maintenance._begin("a")
+    maintenance._drain("a")
+    maintenance._wait("a")
+    maintenance._end("a", maintenance._is_own)
+    assert script.asked[-5:] == [GET, GET, PATCH, GET, PATCH]
+
+
 def test_a_pod_of_several_budgets_undoes_the_drain(serve: Serve) -> None:
     _, maintenance = serve({PODS: [ONE_POD], EVICTION: [status(500, "This pod has more than one PodDisruptionBudget")]})
     assert maintenance.run(["a"], 1)["a"] == ("undone", "ml/job: This pod has more than one PodDisruptionBudget")
@@ -411,7 +428,7 @@ def test_a_node_that_does_not_answer_after_its_change_began_is_given_back_only_i
 
 
 def test_a_failed_maintenance_names_the_whole_commands_that_go_on(serve: Serve) -> None:
-    _, maintenance = serve({GET: [recorded("wait")], PATCH: [FORBIDDEN]})
+    _, maintenance = serve({GET: [recorded("wait", since="2025-12-31T00:00:00+00:00")], PATCH: [FORBIDDEN]})
     limited = Inventory(Path("/site/prod.py"), {"a": "a"}, ("own_cluster", "gpu-0*"))
     result, reason = evolve(maintenance, resume=True, hosts=limited).run(["a"], 1)["a"]
     command = "trackbed fleet maintain a"
