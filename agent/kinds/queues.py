@@ -90,7 +90,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _read(files: Attributes, folder: str, spec: NodeSpec, paired: bool) -> Queues:
     names = names_in(files, folder)
-    receive, transmit = _receiving(names, paired), numbered(names, "tx-")
+    receive, transmit = _receiving(files, folder, names, paired), numbered(names, "tx-")
     # With a single transmit queue the file exists, but reading it gives ENOENT (net-sysfs.c, xps_cpus_show).
     several = transmit if len(transmit) > 1 else {}
     return Queues(
@@ -100,17 +100,24 @@ def _read(files: Attributes, folder: str, spec: NodeSpec, paired: bool) -> Queue
     )
 
 
-def _receiving(names: Collection[str], paired: bool) -> Mapping[int, str]:
-    """The receive queues of a netdev that receive packets by themselves. ``paired``: ``paired_queues`` of its family."""
+def _receiving(files: Attributes, folder: str, names: Collection[str], paired: bool) -> Mapping[int, str]:
+    """The receive queues of a netdev that receive packets by themselves. ``paired``: ``paired_queues`` of its family.
+
+    Before Linux 6.1 the second half of mlx5's are for AF_XDP only. There are fewer transmit queues then, unless the channels
+    have several traffic classes (mlx5e_update_netdev_queues in en_main.c): those queues belong to no class by themselves.
+    """
     receive = numbered(names, "rx-")
-    return {queue: name for queue, name in receive.items() if f"tx-{queue}" in names} if paired else receive
+    last = max(receive, default=0)
+    if paired and last and not read_or(files, f"{folder}/tx-{last}/traffic_class", ""):
+        return {queue: name for queue, name in receive.items() if queue <= last // 2}
+    return receive
 
 
 def receive_masks(files: Files, name: str) -> dict[int, frozenset[int]]:
     """The RPS mask of each receive queue of a netdev of this namespace; empty if there is no such netdev."""
     folder, function = QUEUES.format(name=name), function_of(files, name)
     paired = function is not None and family_of(driver(files, function)).paired_queues
-    return _table(files, folder, "rps", _receiving(names_in(files, folder), paired))
+    return _table(files, folder, "rps", _receiving(files, folder, names_in(files, folder), paired))
 
 
 def _table(files: Attributes, folder: str, table: Table, queues: Mapping[int, str]) -> dict[int, Any]:

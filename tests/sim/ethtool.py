@@ -97,6 +97,7 @@ class SimEthtool:
             tree.put(f"{folder}/rx-{queue}/rps_flow_cnt", "0")
             if queues > 1:
                 tree.put(f"{folder}/tx-{queue}/xps_cpus", "0")
+                tree.put(f"{folder}/tx-{queue}/traffic_class", "0")
             else:
                 tree.folder(f"{folder}/tx-{queue}")  # a single queue's attribute gives ENOENT
 

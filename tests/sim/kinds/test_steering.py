@@ -153,11 +153,21 @@ def test_tables_and_masks_that_leave_the_spec_are_restored(kernel: Kernel, origi
     assert {int(kernel.files.read(path), 16) for path in (*tables, *masks)} == {0}
 
 
-@pytest.mark.parametrize("more_irqs", [pytest.param(0, id="none-left"), pytest.param(8, id="some-left")])
-def test_receive_queues_that_no_interrupt_serves_count_for_nothing(more_irqs: int) -> None:
+@pytest.mark.parametrize(
+    ("more_irqs", "more_tx"),
+    [
+        pytest.param(0, 0, id="none-left"),
+        pytest.param(8, 0, id="some-left"),
+        pytest.param(8, 1, id="timestamps"),
+        pytest.param(8, 8, id="two-classes"),
+        pytest.param(8, 56, id="eight-classes"),
+    ],
+)
+def test_receive_queues_that_no_interrupt_serves_count_for_nothing(more_irqs: int, more_tx: int) -> None:
     """Before Linux 6.1 mlx5 shows each receive queue twice, the second time for AF_XDP only.
 
-    With fewer channels than it may have, it keeps ``more_irqs``.
+    With fewer channels than it may have, it keeps ``more_irqs``. It has ``more_tx`` transmit queues for packets with timestamps
+    (the private flag tx_port_ts) or for traffic classes (mqprio), and these belong to no class by themselves (EINVAL).
     """
     kernel = Kernel(cpus=16, nodes=1)
     kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", driver="mlx5_core")
@@ -165,6 +175,10 @@ def test_receive_queues_that_no_interrupt_serves_count_for_nothing(more_irqs: in
     for queue in range(8, 16):
         kernel.tree.put(f"{folder}/rx-{queue}/rps_cpus", "0")
         kernel.tree.put(f"{folder}/rx-{queue}/rps_flow_cnt", "0")
+    for queue in range(8, 8 + more_tx):
+        kernel.tree.put(f"{folder}/tx-{queue}/xps_cpus", "0")
+        if more_tx == 1:
+            kernel.tree.put(f"{folder}/tx-{queue}/traffic_class", "0")
     kernel.interrupts.request_all(PF, [f"mlx5_comp{queue}@pci:{PF}" for queue in range(8, 8 + more_irqs)])
     nic = {"name": "rail0", "select": {"pci": PF}}
     assert is_ready(settle(kernel, spec_of(nic, rfs={"enable": True, "entries": 4096})).conditions)
