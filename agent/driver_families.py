@@ -51,7 +51,7 @@ class DriverFamily:
     ``vfs_miss_carrier``: a VF that comes up while its PF is being reset has no carrier until it is set down and up (known
     only for igb). ``has_netdev``: its functions have netdevs of their own. ``pfs_only_for_vfs``: those with SR-IOV have one
     only while they have VFs, to configure these. ``invents_rate``: the rate that its RDMA ports report is not real.
-    ``paired_queues``: there may be twice as many receive queues as channels; those of the second half get no packets by themselves.
+    ``paired_queues``: there may be twice as many receive queues as channels; the second half get no packets by themselves.
     ``unclassified``: the PCI IDs of functions whose PCI class does not say that they are network controllers.
     """
 
