@@ -13,10 +13,20 @@ crio) main=/etc/crio/crio.conf own=/etc/crio/crio.conf.d/99-nvidia.toml daemon=c
 esac
 use_programs_of_unit
 for program in nvidia-ctk jq; do command -v "$program" >/dev/null || exit 0; done
-if [ "$engine" = containerd ] && ! command -v containerd >/dev/null; then
-  fault "the node has no containerd; k3s and RKE2 have one of their own, which finds the toolkit when it starts: for them leave" \
-    "containerd out of container_runtime.engines, and restart the service"
-fi
+# Distributions of Kubernetes have a containerd of their own, which reads nothing in /etc/containerd.
+ELSEWHERE="leave containerd out of container_runtime.engines; that of k3s and RKE2 finds the toolkit when their service is \
+restarted (the default: default-runtime in config.yaml), that of k0s and MicroK8s reads an entry of the runtime in \
+/etc/k0s/containerd.d and in /var/snap/microk8s/current/args/containerd-template.toml"
+other_containerds() {
+  for process in $(pgrep -x containerd || true); do
+    sed -nE 's,.*/((snap\.microk8s|k3s|rke2|k0s)[^/]*)\.service.*,\1,p' "${MACHINE:-}/proc/$process/cgroup" 2>/dev/null || true
+  done | sort -u
+}
+find_containerd() {
+  command -v containerd >/dev/null || fault "the node has no containerd of its own; where Kubernetes brings one, $ELSEWHERE"
+  for unit in $(other_containerds); do echo "warning the containerd of $unit is another one: $ELSEWHERE"; done
+}
+if [ "$engine" = containerd ]; then find_containerd; fi
 for snaps in /snap /var/lib/snapd/snap; do
   if [ "$engine" = docker ] && [ -e "$snaps/docker/current" ]; then
     fault "it is a snap, which does not read $main; replace it by docker of a package (container_engine)"

@@ -26,6 +26,7 @@ REMOVED = SCRIPT[SCRIPT.index("if left_by_1_0_0") : SCRIPT.index('[ "$active" = 
 LATER = SCRIPT[SCRIPT.index("# CRI-O reads its drop-ins") : SCRIPT.index("case $engine in\ndocker)\n  if [")]
 USABLE = SCRIPT[SCRIPT.index("usable() {") : SCRIPT.index("comm -13 present")]
 STATE = SCRIPT[SCRIPT.index("active=$(") : SCRIPT.index('if [ "$active" = active ] && ! {')]
+FIND_CONTAINERD = SCRIPT[SCRIPT.index("ELSEWHERE=") : SCRIPT.index("for snaps in")]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
 
 
@@ -237,3 +238,36 @@ def test_an_engine_that_does_not_run_is_named(tmp_path: Path, state: str, said: 
     program(tmp_path / "bin/systemctl", f"echo {state}; [ {state} = active ]")
     lines = sh(f"{engine_files.SHARED}engine=docker mode=dry-run\n{STATE}", programs=tmp_path / "bin")
     assert [line[: len(said)] for line in lines] == ([said] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("unit", "named"),
+    [
+        pytest.param("k0sworker", True, id="k0s-3272"),
+        pytest.param("snap.microk8s.daemon-containerd", True, id="microk8s-3959"),
+        pytest.param("k3s-agent", True, id="k3s-5860"),
+        pytest.param("rke2-server", True, id="gpu-operator-473"),
+        ("containerd", False),
+        ("docker", False),
+    ],
+)
+def test_the_containerd_of_another_unit_is_named(tmp_path: Path, unit: str, named: bool) -> None:
+    for number, each in enumerate(("containerd", unit, unit), 1):
+        (tmp_path / f"proc/{number}").mkdir(parents=True)
+        (tmp_path / f"proc/{number}/cgroup").write_text(f"1:name=systemd:/\n0::/system.slice/{each}.service\n")
+    program(tmp_path / "bin/pgrep", "printf '%s\\n' 1 2 3 4")
+    program(tmp_path / "bin/containerd")
+    done = ran(
+        script(f"{engine_files.SHARED}engine=containerd\n{FIND_CONTAINERD}"), tmp_path / "bin", MACHINE=str(tmp_path)
+    )
+    warnings = engine_files.parse(done.stdout.splitlines()).warnings
+    assert [each.partition(": leave containerd out of container_runtime.engines; ")[0] for each in warnings] == (
+        [f"the containerd of {unit} is another one"] if named else []
+    ), done.stderr
+
+
+def test_a_node_without_containerd_is_told_where_those_of_kubernetes_find_the_runtime(tmp_path: Path) -> None:
+    text = f"{engine_files.SHARED}mode=dry-run engine=containerd\ncommand() {{ return 1; }}\n{FIND_CONTAINERD}"
+    [fault] = engine_files.parse(ran(script(text)).stdout.splitlines()).faults
+    for each in ("default-runtime in config.yaml", "/etc/k0s/containerd.d", "containerd-template.toml"):
+        assert each in fault
