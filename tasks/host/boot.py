@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import groupby
+from string import Template
 from typing import Any
 
 from attrs import Attribute, field, frozen
@@ -160,22 +161,28 @@ class Arguments:
 
 
 # update-grub first: where both are, as on Ubuntu with a grubby of somebody's, it writes GRUB's menu anew. systemd-boot, which
-# Proxmox has on ZFS beside GRUB's programs, names itself in LoaderInfo.
+# Proxmox has on ZFS beside GRUB's programs, names itself in LoaderInfo. A unified kernel image, which has its arguments in
+# itself, names its stub (systemd-stub) in StubInfo.
 # GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments. The
 # last sed leaves out what GRUB takes as another command: all from the first `;` that is not quoted.
 _ARGUMENTS = r"""
 echo "running $(cat "$3/proc/cmdline")"
+booted=$(cat "$3"/sys/firmware/efi/efivars/LoaderInfo-* "$3"/sys/firmware/efi/efivars/StubInfo-* 2>/dev/null | tr -d '\000')
+case $booted in *systemd-stub*) exit 0 ;; esac
+variables='s/^[[:space:]]*(set +)?(kernelopts|tuned_params)="?([^"]*)"?$/set \2=\3/p'
 if command -v update-grub >/dev/null; then
-  cat "$3"/sys/firmware/efi/efivars/LoaderInfo-* 2>/dev/null | tr -d '\000' | grep -q systemd-boot && exit 0
+  case $booted in *systemd-boot*) exit 0 ;; esac
   echo loader grub
   linux=$(sed -nE 's/^[[:space:]]*linux[[:space:]]+[^[:space:]]*[[:space:]]*//p' "$3/boot/grub/grub.cfg" 2>/dev/null || true)
   echo "next $(printf '%s\n' "$linux" | head -n 1 | sed -E "s/^(([^\"';\\\\]|'[^']*'|\"[^\"]*\"|\\\\.)*);.*/\1/; s/'//g")"
+  sed -nE "$variables" "$3/boot/grub/grub.cfg" 2>/dev/null || true
   ours=$(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \(.*\)"$/\1/p' "$1" 2>/dev/null || true)
   echo "ours $(echo "$ours" | tr -d "'")"
   if [ -e "$4" ]; then echo pending yes; fi
 elif command -v grubby >/dev/null; then
   echo loader grubby
   echo "next $(grubby --info=DEFAULT | sed -n 's/^args="\(.*\)"$/\1/p' | head -n 1)"
+  sed -nE "$variables" "$3/boot/grub2/grubenv" 2>/dev/null || true
   echo "ours $(cat "$2" 2>/dev/null || true)"
 fi
 """
@@ -189,8 +196,12 @@ class KernelArguments(FactBase[Arguments]):
     words = (DROP_IN, GRUBBY_STATE, "", GRUB_PENDING)
 
     def process(self, output: list[str]) -> Arguments:
-        """Parse lines of NAME and text."""
-        return Arguments(**{name: text.strip() for name, _, text in (line.partition(" ") for line in output)})
+        """Parse lines of NAME and text, and put in the variables of GRUB's, which TuneD also uses."""
+        lines = [(name, text.strip()) for name, _, text in (line.partition(" ") for line in output)]
+        variables = dict(text.split("=", 1) for name, text in lines if name == "set")
+        given = {name: text for name, text in lines if name != "set"}
+        following = Template(given.get("next", "")).safe_substitute(variables)
+        return Arguments(**{**given, "next": following})
 
 
 _GRUB = """

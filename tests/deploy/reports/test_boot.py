@@ -162,14 +162,18 @@ def test_a_file_of_sysctls_that_a_boot_reads_later_is_found(tmp_path: Path, file
         pytest.param(("update-grub", "grubby"), "", "grub", id="bluebanquise-1188"),
         pytest.param(("update-grub",), "systemd-boot 252.5", "", id="i915-sriov-dkms-485"),
         pytest.param(("update-grub",), "systemd-boot 257", "", id="ProxMenux-15"),
+        pytest.param(("update-grub",), "systemd-stub 257", "", id="kiwi-2813"),
+        pytest.param(("grubby",), "systemd-stub 256", "", id="kdump-utils-100"),
         (("update-grub",), "GRUB 2.12", "grub"),
         (("grubby",), "", "grubby"),
+        pytest.param((), "", "", id="fedora-coreos-config-234"),
     ],
 )
 def test_the_boot_loader_is_the_one_that_boots(
     tmp_path: Path, programs: tuple[str, ...], info: str, loader: str
 ) -> None:
-    for name, text in {"proc/cmdline": "ro", "sys/firmware/efi/efivars/LoaderInfo-4a67b082": info}.items():
+    variable = "StubInfo" if "stub" in info else "LoaderInfo"
+    for name, text in {"proc/cmdline": "ro", f"sys/firmware/efi/efivars/{variable}-4a67b082": info}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\6\0\0\0" + text.encode("utf-16-le") if "efi" in name else text.encode())
     for name in programs:
@@ -177,6 +181,31 @@ def test_the_boot_loader_is_the_one_that_boots(
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     said = sh(boot._ARGUMENTS, "/none", "/none", tmp_path, "/none", PATH=path)
     assert boot.KernelArguments().process(said).loader == loader
+
+
+@pytest.mark.parametrize(
+    ("loader", "variables"),
+    [
+        pytest.param("grubby", "# GRUB\nkernelopts=root=/dev/vda1 ro\ntuned_params=isolcpus=2-5\n###", id="boom-33"),
+        pytest.param(
+            "update-grub", '\tset kernelopts="root=/dev/vda1 ro"\nset tuned_params="isolcpus=2-5"', id="tuned-704"
+        ),
+    ],
+)
+def test_what_tuned_adds_at_the_boot_is_seen(tmp_path: Path, loader: str, variables: str) -> None:
+    entry = "$kernelopts ${tuned_params} isolcpus=2-7 $other"
+    for name, text in {
+        "proc/cmdline": "ro",
+        "boot/grub/grub.cfg": f"{variables}\n\tlinux /vmlinuz {entry}\n",
+        "boot/grub2/grubenv": variables,
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    program(tmp_path / "bin" / loader, f"""echo 'args="{entry}"'""")
+    said = sh(boot._ARGUMENTS, "/none", "/none", tmp_path, "/none", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    following = boot.KernelArguments().process(said).next
+    assert following == "root=/dev/vda1 ro isolcpus=2-5 isolcpus=2-7 $other"
+    assert rival("isolcpus=2-7", following) == "isolcpus=2-5"
 
 
 PROTECTED = of(sysctls.ProtectedDefaults)
