@@ -12,9 +12,9 @@ from attrs import evolve, frozen
 
 from agent.driver_families import XEN, family_of, is_passed_through, is_vfio
 from agent.engine.traffic import traffic, with_a_peer
-from agent.hardware import device_nodes
+from agent.hardware import device_nodes, parts
 from agent.hardware.bonds import bond_of_ports, ipoib_children, on_top, ports_of, vrf
-from agent.hardware.functions import PCI, driver, ifindex, is_away, netdev, pci_of, targets, vf_count, virtio_children
+from agent.hardware.functions import PCI, driver, ifindex, is_away, pci_of, targets, vf_count
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_in
 from agent.kinds import vfs
@@ -85,7 +85,7 @@ def users(
     """
     pci = targets(machine.files, address) if among is None else _existing(machine, among)
     files = machine.files
-    names = [(target, name) for target, each in pci.items() for name in _netdevs(files, each)] if complete else []
+    names = [(target, name) for target, each in pci.items() for name in parts.netdevs(files, each)] if complete else []
     bonds = {target: _lag(files, function) for target, function in pci.items() if not is_vf(target)}
     functions = _Functions(pci, names, {target: bond for target, bond in bonds.items() if bond is not None})
     by_target: dict[str, list[User]] = {}
@@ -93,20 +93,6 @@ def users(
         for target, user in source(machine, want, functions):
             by_target.setdefault(target, []).append(user)
     return {target: tuple(users) for target, users in by_target.items()}
-
-
-def _netdev(files: Files, pci: str) -> str | None:
-    """The netdev of a function. With virtio_net it lies below a child of the function."""
-    if (own := netdev(files, pci)) is not None:
-        return own
-    children = virtio_children(names_in(files, f"{PCI}/{pci}"))
-    return next((name for child in children for name in names_in(files, f"{PCI}/{pci}/{child}/net")), None)
-
-
-def _netdevs(files: Files, pci: str) -> list[str]:
-    """The netdevs of a function and of its subfunctions, which have the same port."""
-    folders = [f"{part}/net" for part in device_nodes.parts(files, pci)]
-    return [*filter(None, [_netdev(files, pci)]), *chain(*(names_in(files, folder) for folder in folders))]
 
 
 def _lag(files: Files, pci: str) -> str | None:
@@ -185,15 +171,15 @@ def _pods(machine: Machine, functions: _Functions, allocated: Mapping[str, tuple
         for pod in allocated.get(pci, ()):
             yield target, User(f"pod {pod}", owns=True)
         # Not the function but a part of it was allocated: a share of its RDMA device, a subfunction.
-        auxiliary = (part.rpartition("/")[2] for part in device_nodes.parts(machine.files, pci))
-        parts = {part: part for part in (*reader.of(pci), *auxiliary)}
+        auxiliary = (part.rpartition("/")[2] for part in parts.auxiliary(machine.files, pci))
+        names = {part: part for part in (*reader.of(pci), *auxiliary)}
         if is_vfio(driver(machine.files, pci)):
             # KubeVirt's name for it (pci_device.go). A share of another plugin may have the same number: no proof of an owner.
             group = machine.files.target(f"{PCI}/{pci}/iommu_group")
-            parts[group] = f"IOMMU group {group}"
-        for part in sorted(parts.keys() & allocated.keys()):
+            names[group] = f"IOMMU group {group}"
+        for part in sorted(names.keys() & allocated.keys()):
             for pod in allocated[part]:
-                yield target, User(f"pod {pod} by {parts[part]}")
+                yield target, User(f"pod {pod} by {names[part]}")
     _raise_if_incomplete(reader)
 
 
@@ -237,13 +223,13 @@ def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     devices = frozenset(names_in(machine.files, device_nodes.VDPA))
     if not devices:
         return
-    own, parts = [], []
+    own, of_parts = [], []
     for target, pci in functions.pci.items():
         own += [(node, target) for node in device_nodes.of_vdpa(machine.files, f"{PCI}/{pci}", devices)]
-        for part in device_nodes.parts(machine.files, pci):
-            parts += [(node, target) for node in device_nodes.of_vdpa(machine.files, part, devices)]
+        for part in parts.auxiliary(machine.files, pci):
+            of_parts += [(node, target) for node in device_nodes.of_vdpa(machine.files, part, devices)]
     yield from _held(machine, own, owns=True)
-    yield from _held(machine, parts, owns=False)
+    yield from _held(machine, of_parts, owns=False)
 
 
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
@@ -255,7 +241,7 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     reader = Reader(machine.files)
     own = []
     for target, pci in functions.pci.items():
-        of_parts = (names_in(machine.files, f"{part}/infiniband") for part in device_nodes.parts(machine.files, pci))
+        of_parts = (names_in(machine.files, f"{part}/infiniband") for part in parts.auxiliary(machine.files, pci))
         own += [(device, pci, (target, "")) for device in dict.fromkeys([*reader.of(pci), *chain(*of_parts)])]
     of_function = {(target, device) for device, _, (target, _) in own}
     others = [
@@ -327,7 +313,7 @@ def _queues(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     found = []
     for target, pci in functions.pci.items():
         # Read again, so that the function counts as hung if its driver has the netdev's lock and does not return.
-        if (name := _netdev(machine.files, pci)) and (index := ifindex(machine.files, name)):
+        if (name := parts.own_netdev(machine.files, pci)) and (index := ifindex(machine.files, name)):
             found += [(target, name, user) for user in machine.netlink.queue_users(index)]
     sockets = frozenset(user.socket for _, _, user in found if user.socket)
     holders = machine.processes.holders(sockets) if sockets else {}
@@ -355,12 +341,11 @@ def _clocks(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     yield from _held(machine, nodes, owns=False)
 
 
-def _subfunctions(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Subfunctions whose netdev the host does not see, as it was moved."""
+def _parts(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Subfunctions and virtio devices whose netdev the host does not see, as it was moved."""
     for target, pci in functions.pci.items():
-        for part in device_nodes.parts(machine.files, pci):
-            if device_nodes.part_is_away(machine.files, part):
-                yield target, User(f"{part.rpartition('/')[2]} in another network namespace")
+        for part in parts.away(machine.files, pci):
+            yield target, User(f"{part} in another network namespace")
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
@@ -389,7 +374,7 @@ USERS: tuple[Source, ...] = (
     _queues,
     _scsi,
     _clocks,
-    _subfunctions,
+    _parts,
     _uppers,
     _passed_through,
     _vdpa,

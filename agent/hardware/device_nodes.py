@@ -1,8 +1,7 @@
-"""The device nodes by which processes use a function or a part of it, and the parts of a function on the auxiliary bus."""
+"""The device nodes by which processes use a function or a part of it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from agent.hardware.functions import PCI, driver
@@ -10,21 +9,6 @@ from agent.hardware.sysfs import names_in, number_or
 from agent.machine import Files
 
 VDPA = "/sys/bus/vdpa/devices"
-
-# MODULE.NAME.NUMBER (drivers/base/auxiliary.c), such as mlx5_core.sf.4 of a subfunction, and mlx5_core.eth.4 below that one.
-AUXILIARY = re.compile(r"\w+\.[\w.-]+\.\d+")
-OF_NETDEV = re.compile(r"\w+\.eth\.\d+")
-
-
-def parts(files: Files, pci: str) -> list[str]:
-    """The folders of a function's auxiliary devices, such as its subfunctions."""
-    return [f"{PCI}/{pci}/{name}" for name in names_in(files, f"{PCI}/{pci}") if AUXILIARY.fullmatch(name)]
-
-
-def part_is_away(files: Files, part: str) -> bool:
-    """Whether a subfunction has a netdev, but none in the host's network namespace."""
-    has_netdev = any(OF_NETDEV.fullmatch(name) for name in names_in(files, part))
-    return has_netdev and not names_in(files, f"{part}/net")
 
 
 def of_vfio(files: Files, pci: str) -> list[str]:

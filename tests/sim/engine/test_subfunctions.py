@@ -1,4 +1,4 @@
-"""Who uses a function by its subfunctions, which are devices on the auxiliary bus below it."""
+"""Who uses a function by its parts: subfunctions, and virtio devices of vDPA."""
 
 import pytest
 
@@ -40,6 +40,21 @@ def test_a_subfunction_whose_netdev_was_moved_uses_the_function(kernel: Kernel, 
     assert users_of(kernel) == {PF: (User("mlx5_core.sf.4 in another network namespace"),)}
     kernel.tree.remove(f"{subfunction}/mlx5_core.eth.4")
     assert users_of(kernel) == {}
+
+
+@pytest.mark.parametrize("below", ["", "/mlx5_core.sf.4"])
+def test_the_netdev_that_virtio_vdpa_made_of_a_function_has_users(kernel: Kernel, below: str) -> None:
+    settle(kernel, spec())
+    folder = f"/sys/bus/pci/devices/{PF}{below}/virtio3"
+    kernel.tree.link(f"{folder}/driver", "../../../bus/virtio/drivers/virtio_net")
+    kernel.tree.folder(f"{folder}/net/eth7")
+    kernel.netdevs["eth7"] = Netdev("", Link(77, "eth7", "02:00:00:00:00:77", "", 1500, True, True))
+    kernel.tree.put("/sys/class/net/eth7/ifindex", "77")
+    assert users_of(kernel) == {}
+    kernel.routed.add("eth7")
+    assert users_of(kernel) == {PF: (User("a route through eth7"),)}
+    kernel.tree.remove(f"{folder}/net")
+    assert users_of(kernel) == {PF: (User("virtio3 in another network namespace"),)}
 
 
 @pytest.mark.parametrize("name", ["net", "power", "driver", "5"])
