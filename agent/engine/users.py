@@ -193,59 +193,57 @@ def _raise_if_incomplete(reader: Reader) -> None:
 
 
 def _passed_through(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Processes that have the function open: by its VFIO group (shared with others), its VFIO device, or its UIO device.
+    """Processes that have the function open: by its VFIO group (shared with others), its VFIO, UIO, or vDPA device.
 
     Which virtual machine has a function of Xen's pciback is in no file of the kernel, so each of them counts as used.
     """
-    nodes, enabled = [], {}
+    files, unknown = machine.files, {}
+    nodes = list(_vdpa(files, functions))
     for target, pci in functions.pci.items():
-        bound = driver(machine.files, pci)
+        bound = driver(files, pci)
         if bound == XEN:
             yield target, User("Xen's pciback", owns=True)
         elif is_vfio(bound):
-            nodes += [(node, target) for node in device_nodes.of_vfio(machine.files, pci)]
-            if device_nodes.vfio_is_open(machine.files, pci):
-                enabled[target] = User("whoever has its VFIO device open")
+            nodes += [(node, (target, True)) for node in device_nodes.of_vfio(files, pci)]
+            if device_nodes.vfio_is_open(files, pci):
+                unknown[target] = User("whoever has its VFIO device open")
         elif is_passed_through(bound):
-            nodes += [(node, target) for node in device_nodes.of_uio(machine.files, pci)]
-    for target, user in _held(machine, nodes, owns=True):
-        enabled.pop(target, None)
-        yield target, user
-    yield from enabled.items()
+            nodes += [(node, (target, True)) for node in device_nodes.of_uio(files, pci)]
+    for (target, owns), holder in _held(machine, nodes):
+        unknown.pop(target, None)
+        yield target, User(holder, owns)
+    yield from unknown.items()
 
 
-def _vdpa(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Processes that have a vDPA device of the function or of one of its subfunctions open (drivers/vhost/vdpa.c).
+def _vdpa(files: Files, functions: _Functions) -> Iterator[tuple[str, tuple[str, bool]]]:
+    """The nodes of the vDPA devices of the functions, each with its target, and whether who has it open owns the function.
 
-    A vDPA device lies below the function, or below the auxiliary device of a part of it. Its name may be any: the operator
-    gives it (vdpa-dev(8)).
+    A vDPA device lies below the function, or below the auxiliary device of a part of it (drivers/vhost/vdpa.c). Its name may be
+    any: the operator gives it (vdpa-dev(8)).
     """
-    devices = frozenset(names_in(machine.files, device_nodes.VDPA))
-    if not devices:
-        return
-    own, of_parts = [], []
-    for target, pci in functions.pci.items():
-        own += [(node, target) for node in device_nodes.of_vdpa(machine.files, f"{PCI}/{pci}", devices)]
-        for part in parts.auxiliary(machine.files, pci):
-            of_parts += [(node, target) for node in device_nodes.of_vdpa(machine.files, part, devices)]
-    yield from _held(machine, own, owns=True)
-    yield from _held(machine, of_parts, owns=False)
+    devices = frozenset(names_in(files, device_nodes.VDPA))
+    for target, pci in functions.pci.items() if devices else ():
+        yield from ((node, (target, True)) for node in device_nodes.of_vdpa(files, f"{PCI}/{pci}", devices))
+        for part in parts.auxiliary(files, pci):
+            yield from ((node, (target, False)) for node in device_nodes.of_vdpa(files, part, devices))
 
 
-def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Who uses an RDMA device of the function: its own, a subfunction's, its bond's, or one on top of its netdev.
+def _opened(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Who uses an RDMA device of the function (its own, a subfunction's, its bond's, or one on top of its netdev) or its clock.
 
     These are the processes that have it open, and the kernel's own connections (NVMe, iSER, SRP, NFS, SMB, Lustre). A subnet
-    manager has no uverbs open but issm, which makes it the port's (ib_umad_sm_open, drivers/infiniband/core/user_mad.c).
+    manager has no uverbs open but issm, which makes it the port's (ib_umad_sm_open, drivers/infiniband/core/user_mad.c). Who
+    steers the PTP clock stops while the link is down, for which igb also resets the clock.
     """
     reader = Reader(machine.files)
     own = []
     for target, pci in functions.pci.items():
         of_parts = (names_in(machine.files, f"{part}/infiniband") for part in parts.auxiliary(machine.files, pci))
-        own += [(device, pci, (target, "")) for device in dict.fromkeys([*reader.of(pci), *chain(*of_parts)])]
+        user = User("", by_lag=target in functions.bonds)
+        own += [(device, pci, (target, user)) for device in dict.fromkeys([*reader.of(pci), *chain(*of_parts)])]
     of_function = {(target, device) for device, _, (target, _) in own}
     others = [
-        (device, port, (target, port))
+        (device, port, (target, User(f" on {port}", by_lag=True, only_by_lag=True)))
         for target, bond in functions.bonds.items()
         for port in _other_ports(machine.files, target, bond)
         for device in reader.of(port)
@@ -258,18 +256,13 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         for node in reader.char_devices_of(pci, device)
         if node.startswith(("uverbs", "issm"))
     ]
-    nodes += [
-        (node, (target, ""))
-        for target, pci in functions.pci.items()
-        for node in device_nodes.of_psm(machine.files, pci)
-    ]
+    for target, pci in functions.pci.items():
+        more = (*device_nodes.of_psm(machine.files, pci), *device_nodes.of_clock(machine.files, pci))
+        nodes += [(node, (target, User(""))) for node in more]
     _raise_if_incomplete(reader)
-    of_kernel = [(key, User(name)) for device, _, key in devices for name in _of_kernel(machine.rdma, device)]
-    for (target, port), user in (*_held(machine, nodes, owns=False), *of_kernel):
-        if port:
-            yield target, evolve(user, name=f"{user.name} on {port}", by_lag=True, only_by_lag=True)
-        else:
-            yield target, evolve(user, by_lag=target in functions.bonds)
+    of_kernel = [(key, name) for device, _, key in devices for name in _of_kernel(machine.rdma, device)]
+    for (target, user), name in (*_held(machine, nodes), *of_kernel):
+        yield target, evolve(user, name=f"{name}{user.name}")
 
 
 def _of_kernel(rdma: Rdma, device: str) -> list[str]:
@@ -290,15 +283,13 @@ def _other_ports(files: Files, address: str, bond: str) -> list[str]:
     return [] if any(vf_count(files, port) for port in others) else others
 
 
-def _held(machine: Machine, nodes: Sequence[tuple[str, Key]], owns: bool) -> Iterator[tuple[Key, User]]:
-    """The processes that have these device nodes open, by the nodes' keys.
+def _held(machine: Machine, nodes: Sequence[tuple[str, Key]]) -> Iterator[tuple[Key, str]]:
+    """The names of the processes that have these device nodes open, by the nodes' keys.
 
     It reads all of /proc, so it does nothing without nodes.
     """
     holders = machine.processes.holders(frozenset(node for node, _ in nodes)) if nodes else {}
-    for node, key in nodes:
-        for holder in holders.get(node, ()):
-            yield key, User(holder, owns)
+    yield from ((key, holder) for node, key in nodes for holder in holders.get(node, ()))
 
 
 def _traffic(machine: Machine, want: Wanted, functions: _Functions) -> Users:
@@ -333,14 +324,6 @@ def _scsi(machine: Machine, want: Wanted, functions: _Functions) -> Users:
                 yield target, User(f"targets of SCSI {host}")
 
 
-def _clocks(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Processes that steer the function's PTP clock. They stop while the link is down, for which igb also resets the clock."""
-    nodes = [
-        (node, target) for target, pci in functions.pci.items() for node in device_nodes.of_clock(machine.files, pci)
-    ]
-    yield from _held(machine, nodes, owns=False)
-
-
 def _parts(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Subfunctions and virtio devices whose netdev the host does not see, as it was moved."""
     for target, pci in functions.pci.items():
@@ -365,19 +348,17 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         yield from ((target, User(f"{upper} on {name}")) for upper in uppers if upper != routing)
 
 
-OWNERS: tuple[Source, ...] = (_passed_through, _vdpa, _allocations, _namespaces)
+OWNERS: tuple[Source, ...] = (_passed_through, _allocations, _namespaces)
 """Sources of owners."""
 
 USERS: tuple[Source, ...] = (
-    _verbs,
+    _opened,
     _traffic,
     _queues,
     _scsi,
-    _clocks,
     _parts,
     _uppers,
     _passed_through,
-    _vdpa,
     _allocations_or_unknown,
     _namespaces,
 )
