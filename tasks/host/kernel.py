@@ -129,16 +129,21 @@ class NextKernel(FactBase[str | None]):
         return output[0].rpartition("vmlinuz-")[2] if output else None
 
 
-# A kernel's installation in the RHEL family, and an update before the deploy anywhere, may end without one: /boot was full.
+# A kernel's installation in the RHEL family, and an update before the deploy anywhere, may end without one, or with a part of
+# one: /boot was full. Both programs fail at the end of a part. A list that also fails for the running kernel's says nothing.
 _NO_INITRAMFS = """
 root=$1
-has_initramfs() { [ -s "$root/boot/initrd.img-$1" ] || [ -s "$root/boot/initramfs-$1.img" ]; }
-if [ -e "$root/boot/vmlinuz-$3" ] && has_initramfs "$2" && ! has_initramfs "$3"; then echo missing; fi
+image() { for each in "$root/boot/initrd.img-$1" "$root/boot/initramfs-$1.img"; do [ ! -s "$each" ] || echo "$each"; done; }
+listed() { if command -v lsinitramfs; then lsinitramfs "$1"; else lsinitrd "$1"; fi >/dev/null 2>&1; }
+whole=$(image "$2") next=$(image "$3")
+if [ -e "$root/boot/vmlinuz-$3" ] && [ -n "$whole" ] && [ "$2" != "$3" ]; then
+  if [ -z "$next" ] || { listed "$whole" && ! listed "$next"; }; then echo missing; fi
+fi
 """
 
 
 class NoInitramfs(Yes):
-    """Whether a kernel in /boot has no initramfs, and the running one has."""
+    """Whether a kernel in /boot has no initramfs, or only a part of one, and the running one has all of it."""
 
     prefetched = False
 
@@ -153,8 +158,8 @@ def would_not_boot(release: str) -> str:
     if not host.state.is_executing or not host.get_fact(NoInitramfs, running=running, release=release):
         return ""
     return (
-        f"kernel {release} has no initramfs, so the node would not come back from a boot; see whether /boot is full (df), "
-        f"and make one (update-initramfs -c -k {release}, or dracut --force --kver {release})"
+        f"kernel {release} has no complete initramfs, so the node would not come back from a boot; see whether /boot is full "
+        f"(df), and make one (update-initramfs -c -k {release}, or dracut --force --kver {release})"
     )
 
 

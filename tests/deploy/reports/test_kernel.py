@@ -179,6 +179,14 @@ ROCKY_NEXT, DEBIAN_NEXT = "5.14.0-503.el9.x86_64", "6.1.0-10-amd64"
             id="deepin-2123",
         ),
         (ROCKY_NEXT, [f"initramfs-{OLD}.img", f"vmlinuz-{ROCKY_NEXT}", f"initramfs-{ROCKY_NEXT}.img"], False),
+        pytest.param(
+            DEBIAN_NEXT, [f"initrd.img-{OLD}", f"vmlinuz-{DEBIAN_NEXT}", f"initrd.img-{DEBIAN_NEXT}=cut"], True,
+            id="qubes-issues-5038",
+        ),
+        pytest.param(
+            DEBIAN_NEXT, [f"initrd.img-{OLD}=odd", f"vmlinuz-{DEBIAN_NEXT}", f"initrd.img-{DEBIAN_NEXT}=odd"], False,
+            id="no initramfs can be listed",
+        ),
         (DEBIAN_NEXT, [f"initrd.img-{OLD}", f"vmlinuz-{DEBIAN_NEXT}", f"initrd.img-{DEBIAN_NEXT}"], False),
         pytest.param(DEBIAN_NEXT, [f"vmlinuz-{DEBIAN_NEXT}"], False, id="the running one has none either"),
         pytest.param(DEBIAN_NEXT, [f"initrd.img-{OLD}"], False, id="kernels are elsewhere"),
@@ -189,9 +197,10 @@ def test_a_host_is_not_rebooted_into_a_kernel_without_an_initramfs(
 ) -> None:
     """dnf ends with 0 although none was made, and GRUB's menu has the kernel. Whatever wants the reboot, it is refused."""
     (tmp_path / "boot").mkdir()
-    for name in files:
-        (tmp_path / "boot" / name).write_text("image")
-    absent = {of(NoInitramfs): sh(kernel._NO_INITRAMFS, tmp_path, OLD, release)}
+    for name, _, text in (each.partition("=") for each in files):
+        (tmp_path / "boot" / name).write_text(text or "image")
+    program(tmp_path / "bin/lsinitramfs", 'grep image "$1"')
+    absent = {of(NoInitramfs): sh(kernel._NO_INITRAMFS, tmp_path, OLD, release, programs=tmp_path / "bin")}
     have = {**RUNNING, **absent, of(NextKernel): f"/boot/vmlinuz-{release}", "cat /proc/sys/kernel/random": ["boot-2"]}
     node.data = {"reboot": {"policy": "allow"}}
     due = {of(NodeRebootRequests): ["boot-1", "boot boot-1 why "]}
@@ -200,7 +209,7 @@ def test_a_host_is_not_rebooted_into_a_kernel_without_an_initramfs(
     node.data = {"kernel": {"release": release, "headers": False}}
     pinned = node.deploy(kernel.pin, {**DEBIAN, **have, **dpkg(f"linux-image-{release}")})
     for each in (rebooted, pinned):
-        assert any(f"kernel {release} has no initramfs, so" in line for line in each.errors) is refused
+        assert any(f"kernel {release} has no complete initramfs, so" in line for line in each.errors) is refused
 
 
 FULL = """\
