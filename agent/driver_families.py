@@ -208,6 +208,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         queue_irqs=re.compile(r"^efa-(?P<role>comp)(?P<queue>\d+)@"),
         # The instance's network is ENA's, a PCI function of its own.
         has_netdev=False,
+        invents_rate=True,  # 4X EDR (efa_query_port)
     ),
     # Alibaba Cloud eRDMA. From the source of the in-tree driver (drivers/infiniband/hw/erdma), not run on such an instance.
     DriverFamily(
@@ -329,8 +330,8 @@ FAMILIES: tuple[DriverFamily, ...] = (
         queue_irqs=re.compile(r"^mana_(?:(?P<role>q|msi)(?P<queue>\d+)@|intr$)"),
         queue=_mana_queue,
         offloads_flap=(),  # it has no ndo_set_features
-        # mana_set_ringparam in mana_ethtool.c.
-        ring_size=_power_of_2,
+        invents_rate=True,  # 4X EDR (mana_ib_query_port)
+        ring_size=_power_of_2,  # mana_set_ringparam
     ),
     # Mellanox ConnectX-3 and earlier, and their VFs. From the driver's source (drivers/net/ethernet/mellanox/mlx4): not run.
     # A card's ports are netdevs of one PCI function.
@@ -342,8 +343,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         queue_irqs=re.compile(r"^mlx4-(?:(?P<role>comp)-)?\d+@"),
         # Only the firmware is told (mlx4_en_dcbnl_ieee_setpfc in en_dcb_nl.c). The driver trusts no DSCPs.
         pfc_flaps=False,
-        # mlx4_en_set_ringparam in en_ethtool.c.
-        ring_size=_power_of_2,
+        ring_size=_power_of_2,  # mlx4_en_set_ringparam
         # mlx4_en_set_features in en_netdev.c.
         offloads_flap=("rx-fcs", "rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"),
     ),

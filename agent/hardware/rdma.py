@@ -235,7 +235,7 @@ class Reader:
         path = f"{RDMA}/{name}"
         ports = tuple(self._port(name, number, beside.get(number)) for number in self.port_numbers(name))
         kind = transport(self._node_type(name), ports[0].link_layer if ports else None)
-        if kind == "RoCE":
+        if kind in ("RoCE", "InfiniBand"):
             with_gids = self._with_gids(name)
             active = tuple(port for port in ports if port.state == "ACTIVE") or ports[:1]
             ports = tuple(port for port in ports if port.number in with_gids) or active
@@ -252,9 +252,9 @@ class Reader:
     def _with_gids(self, device: str) -> list[int]:
         """The numbers of the ports with a GID table. A port without one only passes raw packets, by DPDK for one (not run).
 
-        So does mana's device `manae` (mana_ib_probe in device.c). The device of a PF of mlx5 in switchdev mode has a port for
-        each representor that there may be, most of them DOWN (mlx5_ib_vport_rep_load in ib_rep.c, mlx5_query_port_roce). Of a
-        ConnectX-8 with four planes, ports 3, 6, 9 and 12 do RoCE.
+        So does mana's `manae` (mana_ib_probe in device.c), and of its first versions `mana_0`, which seems to be InfiniBand: it
+        names no link layer. The device of a PF of mlx5 in switchdev mode has a port for each representor that there may be,
+        most of them DOWN (mlx5_ib_vport_rep_load in ib_rep.c). Of a ConnectX-8 with four planes, ports 3, 6, 9 and 12 do RoCE.
         """
         return [port for port in self.port_numbers(device) if self._text(f"{RDMA}/{device}/ports/{port}/gids/0")]
 

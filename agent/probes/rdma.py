@@ -285,7 +285,8 @@ def _subnet_manager(want: Wanted, have: Snapshot, facts: None) -> list[Condition
     """
     of_nics = (of_nic for address, of_nic in have[rdma.NAME].items() if address != HOST)
     devices = (device for of_nic in of_nics for each in of_nic.values() for device in each)
-    if not any(port.link_layer == "InfiniBand" for device in devices for port in device.ports):
+    ports = (port for device in devices if device.transport != RAW for port in device.ports)
+    if not any(port.link_layer == "InfiniBand" for port in ports):
         return []
     find = _in_ports(_not_configured)
     return _judged(want, have, facts, type="SubnetManager", lacking="NotConfigured", whole="AllConfigured", find=find)
@@ -295,7 +296,7 @@ def _not_configured(
     nic: WantedNic, wanted: RdmaDevices, target: str, device: RdmaDevice, port: RdmaPort
 ) -> Iterator[str]:
     """Why a port counts as not configured. One without a physical link does not: RdmaPorts reports it."""
-    if port.link_layer != "InfiniBand" or port.state in (None, "DOWN"):
+    if device.transport == RAW or port.link_layer != "InfiniBand" or port.state in (None, "DOWN"):
         return
     if not port.sm_lid:
         yield f"SM LID 0 ({SUBNET_MANAGER})"

@@ -6,6 +6,7 @@ from agent.engine.converge import Pass
 from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
+from agent.probes.rdma import NO_ROCE
 from agent.report.records import HOST
 from agent.report.verdict import is_ready
 from cli import counters
@@ -140,6 +141,31 @@ def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
     spec = spec_of({"name": "erdma", "select": {"driver": "erdma"}, "rdma": {"rate": 100}})
     result = passes.settle(kernel, spec)
     assert is_ready(result.conditions), result.conditions
+
+
+@pytest.mark.parametrize(("driver", "node_type"), [("efa", "7: unspecified"), ("mana", "1: CA")])
+def test_the_same_rate_of_all_nics_of_a_cloud_is_not_judged(kernel: Kernel, driver: str, node_type: str) -> None:
+    """100 Gb/sec (4X EDR), by the source of the driver; the NIC may have 200 or 400 Gbit/s."""
+    kernel.set_driver(PF0, driver)
+    kernel.rdma.add(PF0, f"{driver}_0", NAME0, node_type=node_type)
+    assert condition(settle(kernel, {"rdma": {"rate": 400}}), "RdmaPorts").status == "True"
+
+
+@pytest.mark.parametrize("wanted", [None, {}])
+def test_mana_s_device_for_raw_packets_is_no_infiniband_device(
+    kernel: Kernel, wanted: dict[str, object] | None
+) -> None:
+    """Its first versions report no property of its port: no link layer, no GID, no rate (EINVAL), and the state NOP."""
+    kernel.rdma.add(PF0, "mana_0", None, link_layer="InfiniBand", umad=False, state="NOP")
+    port = "/sys/class/infiniband/mana_0/ports/1"
+    kernel.tree.put(f"{port}/state", "0: NOP")
+    for name in ("rate", "gids", "pkeys"):
+        kernel.tree.remove(f"{port}/{name}")
+    result = settle(kernel, {} if wanted is None else {"rdma": wanted})
+    said = [c.message for c in result.conditions if c.status == "False"]
+    assert said == ([] if wanted is None else [f"NIC rail0: mana_0 port 1 ({PF0}): no GIDs, so no RoCE ({NO_ROCE})"])
+    (device,) = inspect(kernel.machine()).functions[0].rdma
+    assert device.transport == "raw packets"
 
 
 @pytest.mark.parametrize("rate", ["100 Gb/sec (4X EDR)", "40 Gb/sec (4X QDR)", "2.5 Gb/sec (1X SDR)"])
