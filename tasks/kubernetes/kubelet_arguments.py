@@ -14,10 +14,14 @@ ENVIRONMENT = "/etc/trackbed/kubelet-registration.env"
 
 @frozen
 class KubeletArguments:
-    """The operator's KUBELET_EXTRA_ARGS, and whether the kubelet's unit passes them on (None: there is no unit)."""
+    """The operator's KUBELET_EXTRA_ARGS, and whether the kubelet's unit passes them on (None: there is no unit).
+
+    ``taints``: those that kubeadm or the kubelet's configuration gives it, which --register-with-taints there overrides.
+    """
 
     arguments: str
     passes_them_on: bool | None
+    taints: tuple[str, ...] = ()
 
 
 # systemd joins a line that ends in a backslash with the next one. A file that the unit or a drop-in names overrides
@@ -35,6 +39,9 @@ fi | while read -r f; do
   sed -n -e ':join' -e '/\\\\$/ { $!{ N; s/\\\\\\n//; b join' -e '} }' \\
     -e 's/^[[:space:]]*KUBELET_EXTRA_ARGS=/arguments /p' "$1$f"
 done
+kubelet=$1/var/lib/kubelet
+sed -nE 's/.*--register-with-taints[= ]([^ "]+).*/taints \\1/p' "$kubelet/kubeadm-flags.env" 2>/dev/null || true
+if grep -qs '^registerWithTaints: *$' "$kubelet/config.yaml"; then echo 'taints registerWithTaints'; fi
 case "$unit" in "") ;; *'$KUBELET_EXTRA_ARGS'*|*'${KUBELET_EXTRA_ARGS}'*) echo passes ;; *) echo drops ;; esac
 """
 
@@ -51,14 +58,15 @@ class NodeKubelet(FactBase[KubeletArguments]):
     words = ("", ENVIRONMENT)
 
     def process(self, output: list[str]) -> KubeletArguments:
-        """Parse a line for the environment, one for each file with arguments, and one for the unit."""
+        """Parse a line for the environment, one for each file with arguments or taints, and one for the unit."""
         arguments = [
             _environment(line.removeprefix("environment ")) for line in output if line.startswith("environment")
         ]
         arguments += [_unquoted(line.removeprefix("arguments ")) for line in output if line.startswith("arguments")]
         words = {"passes": True, "drops": False}
         passes_them_on = next((words[line] for line in output if line in words), None)
-        return KubeletArguments(arguments[-1] if arguments else "", passes_them_on)
+        taints = tuple(line.removeprefix("taints ") for line in output if line.startswith("taints "))
+        return KubeletArguments(arguments[-1] if arguments else "", passes_them_on, taints)
 
 
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')

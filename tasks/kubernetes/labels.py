@@ -308,6 +308,16 @@ def _kubelet_kind(value: object) -> tuple[str, str]:
     return KUBEADM, DROP_IN
 
 
+def _warn_of_lost_taints(others: list[str]) -> None:
+    if others and host.state.is_executing:
+        warn(
+            host,
+            f"labels.register_tainted: if this Node is registered anew, it lacks its taints {', '.join(others)}: the kubelet "
+            "uses only the last --register-with-taints, which is Trackbed's; give it these and "
+            f"{TAINT} in KUBELET_EXTRA_ARGS (/etc/default/kubelet, /etc/sysconfig/kubelet)",
+        )
+
+
 _TAINTS = re.compile(r"(?:^|\s)--register-with-taints(?:=|\s+)(\S*)")
 
 
@@ -345,6 +355,8 @@ def write(wanted: Labels | None, tainted: bool, publishes: bool, warned: list[st
                 "Environment= of the unit), or remove it there"
             )
             return
+        if tainted and not has_taint:
+            _warn_of_lost_taints([each for each in kubelet.taints if each != TAINT])
     if have == want:
         host.noop("the labels' files are up to date")
         return

@@ -246,3 +246,24 @@ def test_an_nvlink_bridge_is_a_nic_only_if_the_spec_selects_it(selected: bool) -
     assert [each.address for each in shared(hardware.all_functions())] == [
         (SECOND if selected else CONNECTX)["address"]
     ]
+
+
+FLAGS = 'KUBELET_KUBEADM_ARGS="--node-ip=10.0.0.1{}--pod-infra-container-image=x"\n'
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "taints"),
+    [
+        pytest.param(
+            "kubeadm-flags.env", FLAGS.format(" --register-with-taints=team=a:NoSchedule,x:NoExecute "),
+            ("team=a:NoSchedule,x:NoExecute",), id="kubeadm-1619",
+        ),
+        ("kubeadm-flags.env", FLAGS.format(" "), ()),
+        ("config.yaml", "kind: KubeletConfiguration\nregisterWithTaints:\n- key: team\n", ("registerWithTaints",)),
+        ("config.yaml", "kind: KubeletConfiguration\nregisterWithTaints: []\n", ()),
+    ],
+)  # fmt: skip
+def test_taints_that_others_give_the_kubelet_are_read(
+    tmp_path: Path, file: str, text: str, taints: tuple[str, ...]
+) -> None:
+    assert kubelet(tmp_path, **{f"/var/lib/kubelet/{file}": text}) == KubeletArguments("", None, taints)

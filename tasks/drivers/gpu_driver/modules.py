@@ -89,6 +89,7 @@ def reboot_due() -> bool:
     return requests is not None and any(each.task == TASK for each in requests.requests)
 
 
+# gdrdrv is of GDRCopy, nvidia_fs of GPUDirect Storage. Each of these modules goes before those that it holds.
 _LOAD = (
     _SERVICES
     + """
@@ -98,7 +99,7 @@ if [ "$reload" = yes ]; then
   for unit in $services; do
     if systemctl --quiet is-active "$unit"; then systemctl stop "$unit"; stopped="$unit $stopped"; fi
   done
-  for module in nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia; do
+  for module in gdrdrv nvidia_fs nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia; do
     [ -d "/sys/module/$module" ] || continue
     rmmod "$module" || break
     unloaded="$module $unloaded"

@@ -233,6 +233,19 @@ def test_sudo_that_asks_for_a_password_fails_its_host_only(tmp_path: Path, words
     assert "sudo asks for a password" in said
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param("sudo: sorry, you must have a tty to run sudo", id="rex-80"),
+        "operator is not in the sudoers file.",
+        "sudo: effective uid is not 0, is /usr/bin/sudo on a file system with the nosuid option set?",
+    ],
+)
+def test_another_refusal_of_sudo_is_in_its_own_words(tmp_path: Path, words: str) -> None:
+    program(tmp_path / "sudo", f"echo '{words}' >&2\nexit 1")
+    assert words in failed(tmp_path, ("@local", {"_sudo": True}), path=str(tmp_path))
+
+
 # What sudo and sudo-rs print if /tmp is mounted noexec.
 NOEXEC = """
 echo "sudo: unable to run $SUDO_ASKPASS: Permission denied" >&2

@@ -152,7 +152,12 @@ def load(
     for name in loaded:
         (tmp_path / "module" / name).mkdir(parents=True)
     log = tmp_path / "log"
-    program(tmp_path / "bin/rmmod", f'[ "$1" != "{busy}" ] && rmdir {tmp_path}/module/"$1" && echo "rmmod $1" >> {log}')
+    program(
+        tmp_path / "bin/rmmod",
+        f"""cd {tmp_path}/module && [ "$1" != "{busy}" ] || exit 1
+        [ "$1" != nvidia ] || [ "$(ls)" = nvidia ] || exit 1  # the others hold it
+        rmdir "$1" && echo "rmmod $1" >> {log}""",
+    )
     program(tmp_path / "bin/modprobe", f'mkdir -p {tmp_path}/module/"$1" && echo "modprobe $1" >> {log}')
     cases = " | ".join(active) or "none"
     program(
@@ -183,6 +188,20 @@ def test_the_driver_is_reloaded_with_the_modules_on_top_of_it(tmp_path: Path) ->
         "start nvidia-persistenced",
     ]
     assert loaded == {"nvidia", "nvidia_uvm", "nvidia_peermem"}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param("gdrdrv", id="gpu-driver-container-869"),
+        pytest.param("nvidia_peermem", id="gpu-driver-container-965"),
+        "nvidia_fs",
+    ],
+)
+def test_a_module_of_gpudirect_is_unloaded_before_the_driver_that_it_holds(tmp_path: Path, other: str) -> None:
+    calls, loaded = load(tmp_path, ("nvidia", other))
+    assert calls == [f"rmmod {other}", "rmmod nvidia", "modprobe nvidia", "modprobe nvidia", f"modprobe {other}"]
+    assert loaded == {"nvidia", other}
 
 
 def test_a_module_that_cannot_be_unloaded_leaves_the_others_loaded(tmp_path: Path) -> None:

@@ -219,6 +219,22 @@ def test_a_kubelet_that_has_the_taint_from_its_operator_is_left_alone(node: Node
 
 
 @pytest.mark.parametrize(
+    ("arguments", "taints", "named"),
+    [
+        ("", "gpu=yes:NoSchedule", True),
+        ("", "registerWithTaints", True),
+        ("", labels.TAINT, False),
+        (f"--register-with-taints=gpu=yes:NoSchedule,{labels.TAINT}", "gpu=yes:NoSchedule", False),
+    ],
+)
+def test_taints_that_a_new_node_would_lack_are_named(node: Node, arguments: str, taints: str, named: bool) -> None:
+    node.data = {"kubernetes": PUBLISHES}
+    result = node.deploy(labels.publish, {KUBELET: [f"arguments {arguments}", f"taints {taints}", "passes"]})
+    assert not result.failed
+    assert any(f"it lacks its taints {taints}: " in line for line in result.log) is named
+
+
+@pytest.mark.parametrize(
     ("key", "kubelet", "nfd"),
     [
         ("gpu-use-type", True, False),
