@@ -54,11 +54,13 @@ class User:
 class _Functions:
     """A PF and its VFs: target to PCI address, and the netdevs in the host's network namespace, each with its target.
 
-    ``netdevs``: also those of subfunctions. ``bonds``: PF to the bond with which it may have RoCE LAG, if the first VFs end it.
+    ``netdevs``: also those of their parts. ``away``: the parts whose netdev is elsewhere, each with its target. ``bonds``: PF
+    to the bond with which it may have RoCE LAG, if the first VFs end it.
     """
 
     pci: Mapping[str, str]
     netdevs: Sequence[tuple[str, str]]
+    away: Sequence[tuple[str, str]]
     bonds: Mapping[str, str]
 
 
@@ -85,9 +87,11 @@ def users(
     """
     pci = targets(machine.files, address) if among is None else _existing(machine, among)
     files = machine.files
-    names = [(target, name) for target, each in pci.items() for name in parts.netdevs(files, each)] if complete else []
+    by_part = {target: parts.netdevs(files, each) for target, each in pci.items()} if complete else {}
+    names = [(target, name) for target, found in by_part.items() for name in dict.fromkeys(chain(*found.values()))]
+    away = [(target, part) for target, found in by_part.items() for part, each in found.items() if part and not each]
     bonds = {target: _lag(files, function) for target, function in pci.items() if not is_vf(target)}
-    functions = _Functions(pci, names, {target: bond for target, bond in bonds.items() if bond is not None})
+    functions = _Functions(pci, names, away, {target: bond for target, bond in bonds.items() if bond is not None})
     by_target: dict[str, list[User]] = {}
     for source in USERS if complete else OWNERS:
         for target, user in source(machine, want, functions):
@@ -326,9 +330,7 @@ def _scsi(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 def _parts(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """Subfunctions and virtio devices whose netdev the host does not see, as it was moved."""
-    for target, pci in functions.pci.items():
-        for part in parts.away(machine.files, pci):
-            yield target, User(f"{part} in another network namespace")
+    yield from ((target, User(f"{part} in another network namespace")) for target, part in functions.away)
 
 
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:

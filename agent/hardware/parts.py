@@ -15,7 +15,11 @@ OF_NETDEV = re.compile(r"\w+\.eth\.\d+")
 
 def auxiliary(files: Files, pci: str) -> list[str]:
     """The folders of a function's auxiliary devices, such as its subfunctions."""
-    return [f"{PCI}/{pci}/{name}" for name in names_in(files, f"{PCI}/{pci}") if AUXILIARY.fullmatch(name)]
+    return _auxiliary(pci, names_in(files, f"{PCI}/{pci}"))
+
+
+def _auxiliary(pci: str, names: list[str]) -> list[str]:
+    return [f"{PCI}/{pci}/{name}" for name in names if AUXILIARY.fullmatch(name)]
 
 
 def own_netdev(files: Files, pci: str) -> str | None:
@@ -26,30 +30,23 @@ def own_netdev(files: Files, pci: str) -> str | None:
     return next((name for child in children for name in names_in(files, f"{PCI}/{pci}/{child}/net")), None)
 
 
-def netdevs(files: Files, pci: str) -> list[str]:
-    """The netdevs of a function and of its parts, which have the same port."""
-    own = own_netdev(files, pci)
-    of_parts = (name for names in _netdevs_of_parts(files, pci).values() for name in names)
-    return list(dict.fromkeys([*filter(None, [own]), *of_parts]))
+def netdevs(files: Files, pci: str) -> dict[str, list[str]]:
+    """The netdevs in the host's network namespace of a function and of its parts, which have the same port.
 
-
-def away(files: Files, pci: str) -> list[str]:
-    """The parts of a function that have a netdev, but none in the host's network namespace."""
-    return sorted(part for part, names in _netdevs_of_parts(files, pci).items() if not names)
-
-
-def _netdevs_of_parts(files: Files, pci: str) -> dict[str, list[str]]:
-    """The netdevs in the host's network namespace of each part that has any, also elsewhere.
-
-    Of a vDPA device virtio_vdpa makes a virtio device, beside it (virtio_vdpa_probe, drivers/virtio/virtio_vdpa.c).
+    They are by the part's name, and the function's own by an empty one. A part without any has one elsewhere. Of a vDPA device
+    virtio_vdpa makes a virtio device, beside it (virtio_vdpa_probe, drivers/virtio/virtio_vdpa.c).
     """
-    found = {}
-    for part in auxiliary(files, pci):
-        names = names_in(files, f"{part}/net")
-        if names or any(map(OF_NETDEV.fullmatch, names_in(files, part))):
-            found[part] = names
-    for folder in (f"{PCI}/{pci}", *auxiliary(files, pci)):
-        for child in virtio_children(names_in(files, folder)):
+    own = own_netdev(files, pci)
+    entries = names_in(files, f"{PCI}/{pci}")
+    folders = {part: names_in(files, part) for part in _auxiliary(pci, entries)}
+    found = {part: names_in(files, f"{part}/net") for part, names in folders.items() if _has_netdev(names)}
+    for folder, names in ({f"{PCI}/{pci}": entries} | folders).items():
+        for child in virtio_children(names):
             if target_of(files, f"{folder}/{child}/driver") == "virtio_net":
                 found[child] = names_in(files, f"{folder}/{child}/net")
-    return {part.rpartition("/")[2]: names for part, names in found.items()}
+    return {"": [] if own is None else [own]} | {part.rpartition("/")[2]: names for part, names in found.items()}
+
+
+def _has_netdev(names: list[str]) -> bool:
+    """Whether a part with these names in its folder has a netdev, perhaps in another network namespace."""
+    return "net" in names or any(map(OF_NETDEV.fullmatch, names))
