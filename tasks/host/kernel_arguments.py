@@ -30,6 +30,7 @@ SAME = {
     **dict.fromkeys(("iommu=nopt", "iommu.passthrough=0"), ("iommu.passthrough", "0")),
     **{f"{name}={value}": (name, value) for name in ("amd_iommu", "intel_iommu") for value in ("on", "off")},
     **{f"intel_iommu=sm_{value}": ("intel_iommu=sm", value) for value in ("on", "off")},
+    **{f"pci=pcie_bus_{value}": ("pci=pcie_bus", value) for value in ("tune_off", "safe", "perf", "peer2peer")},
     **dict.fromkeys(("audit=1", "audit=on"), ("audit", "on")),
     **dict.fromkeys(("audit=0", "audit=off"), ("audit", "off")),
 }

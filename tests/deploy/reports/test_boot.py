@@ -71,6 +71,7 @@ def test_a_file_that_replaces_our_arguments_is_an_error(node: Node, tmp_path: Pa
         ("zz", "intel_iommu=sm_on", "intel_iommu=on", ""),
         pytest.param("zz", "pci=realloc=off", "pci=realloc", "pci=realloc=off", id="media-delivery-122"),
         ("10_image", "pci=nommconf,realloc", "pci=realloc,noaer", ""),
+        ("zz", "pci=pcie_bus_safe", "pci=pcie_bus_perf", "pci=pcie_bus_safe"),
         ("zz", "pci=disable_acs_redir=1:0.0", "pci=disable_acs_redir=0:1.0", "pci=disable_acs_redir=1:0.0"),
         pytest.param(
             "10_image", f"crashkernel={RANGES}", "crashkernel=1G,high", f"crashkernel={RANGES}", id="sap-hana-431"
