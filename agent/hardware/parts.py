@@ -39,7 +39,7 @@ def netdevs(files: Files, pci: str) -> dict[str, list[str]]:
     own = own_netdev(files, pci)
     entries = names_in(files, f"{PCI}/{pci}")
     folders = {part: names_in(files, part) for part in _auxiliary(pci, entries)}
-    found = {part: names_in(files, f"{part}/net") for part, names in folders.items() if _has_netdev(names)}
+    found = {part: names_in(files, f"{part}/net") for part, names in folders.items() if _has_netdev(files, part, names)}
     for folder, names in ({f"{PCI}/{pci}": entries} | folders).items():
         for child in virtio_children(names):
             if target_of(files, f"{folder}/{child}/driver") == "virtio_net":
@@ -47,6 +47,7 @@ def netdevs(files: Files, pci: str) -> dict[str, list[str]]:
     return {"": [] if own is None else [own]} | {part.rpartition("/")[2]: names for part, names in found.items()}
 
 
-def _has_netdev(names: list[str]) -> bool:
-    """Whether a part with these names in its folder has a netdev, perhaps in another network namespace."""
-    return "net" in names or any(map(OF_NETDEV.fullmatch, names))
+def _has_netdev(files: Files, part: str, names: list[str]) -> bool:
+    """Whether a part with these names in its folder has a netdev, perhaps in another network namespace: a driver made it."""
+    drivers = (f"{part}/{name}/driver" for name in names if OF_NETDEV.fullmatch(name))
+    return "net" in names or any(target_of(files, each) is not None for each in drivers)

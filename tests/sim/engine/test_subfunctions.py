@@ -16,12 +16,9 @@ def subfunction(kernel: Kernel) -> str:
     settle(kernel, spec())
     folder = f"/sys/bus/pci/devices/{PF}/mlx5_core.sf.4"
     kernel.netdevs["enp33s0f0s88"] = Netdev("", Link(88, "enp33s0f0s88", "02:00:00:00:00:88", "", 1500, True, True))
-    for path in (
-        f"{folder}/mlx5_core.eth.4",
-        f"{folder}/net/enp33s0f0s88",
-        f"/sys/bus/pci/devices/{PF}/mlx5_core.eth.0",
-    ):
-        kernel.tree.folder(path)
+    kernel.tree.folder(f"{folder}/net/enp33s0f0s88")
+    for path in (f"{folder}/mlx5_core.eth.4", f"/sys/bus/pci/devices/{PF}/mlx5_core.eth.0"):
+        kernel.tree.link(f"{path}/driver", "../../../bus/auxiliary/drivers/mlx5_core.eth")
     kernel.tree.put("/sys/class/net/enp33s0f0s88/ifindex", "88")
     assert users_of(kernel) == {}
     return folder
@@ -36,9 +33,10 @@ def test_what_uses_the_netdev_of_a_subfunction_uses_the_function(kernel: Kernel,
 
 
 def test_a_subfunction_whose_netdev_was_moved_uses_the_function(kernel: Kernel, subfunction: str) -> None:
+    """One without a driver has no netdev."""
     kernel.tree.remove(f"{subfunction}/net")
     assert users_of(kernel) == {PF: (User("mlx5_core.sf.4 in another network namespace"),)}
-    kernel.tree.remove(f"{subfunction}/mlx5_core.eth.4")
+    kernel.tree.unlink(f"{subfunction}/mlx5_core.eth.4/driver")
     assert users_of(kernel) == {}
 
 
