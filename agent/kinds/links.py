@@ -20,6 +20,7 @@ from agent.kinds import Reading
 from agent.machine import Files, Link, Machine
 from agent.report.reasons import LOG_IF_LOADED
 from agent.report.records import Change, Disruption, Value
+from agent.report.target import is_vf
 from agent.spec.nic import LinkState, Nic, VfAttributes
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
@@ -204,10 +205,13 @@ def plan_link(
 def _absent(kind: str, target: str, link_status: LinkStatus | None) -> Change:
     bound = link_status.driver if link_status else None
     blocker = f"its netdev is not there (driver: {bound or 'none'})"
+    # Of the PFs of a ConnectX with Socket Direct one has the netdev (Documentation/networking/multi-pf-netdev.rst).
+    shared = "" if is_vf(target) else "take it out of the spec if another PF has its port's netdev (Socket Direct), "
     remedy = (
         f"load the driver that creates its netdev; {LOG_IF_LOADED}"
         if bound is None
-        else "load its RDMA driver and ib_ipoib if it is InfiniBand, else see the kernel log (dmesg) for the driver's error"
+        else f"load its RDMA driver and ib_ipoib if it is InfiniBand, {shared}else see the kernel log (dmesg) for the "
+        "driver's error"
     )
     return Change(kind, target, "netdev", ABSENT, PRESENT, blocker=blocker, remedy=remedy)
 

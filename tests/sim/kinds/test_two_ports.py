@@ -92,3 +92,15 @@ def test_inspect_names_the_netdev_of_a_port_that_has_no_gid_of_one(kernel: Kerne
     kernel.tree.remove(f"{PCI}/{PF}/net/{FIRST}")
     (device,) = inspect(kernel.machine()).functions[0].rdma
     assert [port.netdev for port in device.ports] == [None, SECOND]
+
+
+def test_a_second_pf_of_a_port_need_not_have_a_netdev() -> None:
+    """With Socket Direct, the PFs that a ConnectX has on two sockets share a netdev, which belongs to one of them."""
+    kernel = Kernel()
+    kernel.add_nic(PF, FIRST, MACS[FIRST], driver="mlx5_core")
+    kernel.add_nic("0000:a3:00.0", "", MACS[SECOND], node=1, driver="mlx5_core")
+    both = [{"name": f"rail{n}", "select": {"pci": pf}} for n, pf in enumerate((PF, "0000:a3:00.0"))]
+    assert is_ready(passes.settle(kernel, spec_of(both[0])).conditions)
+    (blocked,) = passes.undone(passes.settle(kernel, spec_of(*both)))
+    assert (blocked.change.device, blocked.result) == ("0000:a3:00.0", "blocked")
+    assert "take it out of the spec if another PF has its port's netdev (Socket Direct)" in blocked.change.remedy
