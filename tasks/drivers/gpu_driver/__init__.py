@@ -314,7 +314,8 @@ def install_packages(names: tuple[str, ...], version: str, family: Family) -> Co
 
 
 _CHECK = (
-    """
+    modules.GPUS
+    + """
 command -v nvidia-smi >/dev/null || { echo "missing"; exit 0; }
 word=version code=0
 output=$(timeout 120 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1) || code=$?
@@ -324,7 +325,13 @@ case $code in
 *) word=failed ;;
 esac
 printf '%s\\n' "$output" | sort -u | sed "/^WARNING: /{s/^/warning /;b};s/^/$word /"
-[ "$word" = version ] || exit 0
+# A GPU that the driver cannot initialise is bound to it, and not shown.
+shown=$(printf '%s\\n' "$output" | grep -c '^[0-9.]*$' || true) bound=$(nvidia_gpus "${1-}" | grep -c ' nvidia$' || true)
+if [ "$word" = version ] && [ "$shown" -lt "$bound" ]; then word=fewer; echo "fewer $shown of $bound"; fi
+if [ "$word" != version ]; then
+  dmesg 2>/dev/null | grep -a NVRM | tail -n 4 | sed 's/^\\[[^]]*\\] *//; s/^/kernel /'
+  exit 0
+fi
 """
     + fabric.STATES
 )
@@ -334,7 +341,8 @@ class SmiReport(Lines):
     """The output of nvidia-smi.
 
     A line `version VERSION` for each version that a GPU reports, `warning TEXT`, and `fabric TEXT` for each GPU that NVLink's
-    fabric has not registered; or `failed TEXT`, or `missing`.
+    fabric has not registered; or `failed TEXT`, or `missing`. `fewer N of M` if the driver has more GPUs; after that or a
+    failure, `kernel TEXT`.
     """
 
     shell = _CHECK
@@ -349,23 +357,30 @@ def check(version: str, fabric_manager: bool) -> Commands:
         host.noop("the driver is checked once it and the fabric's drivers are loaded")
         return
     report = host.get_fact(SmiReport)
-    if _unregistered(report) and fabric_manager:
+    if _of(report, "fabric") and fabric_manager:
         yield script(fabric.WAIT)
         report = host.get_fact(SmiReport)
-    others = [line for line in report if not line.startswith(("fabric ", "warning "))]
-    for line in report:
-        if line.startswith("warning "):
-            warn(host, f"gpu_driver: nvidia-smi says: {line.partition(' ')[2]}")
+    for text in _of(report, "warning"):
+        warn(host, f"gpu_driver: nvidia-smi says: {text}")
+    others = [line for line in report if not line.startswith(("fabric ", "warning ", "kernel ", "fewer "))]
+    said = "; ".join(_of(report, "kernel"))
+    of_kernel = f"; the kernel's last messages of the driver: {said}" if said else ""
     if others == ["missing"]:
         yield refuse("gpu_driver: the node has no nvidia-smi, which the driver's packages bring; install them again")
     elif others != [f"version {version}"]:
         text = "; ".join(line.partition(" ")[2] for line in others) or "nothing"
-        yield refuse(f"gpu_driver: nvidia-smi should print the driver's version {version}, but says: {text}")
-    elif unregistered := _unregistered(report):
+        yield refuse(f"gpu_driver: nvidia-smi should print the driver's version {version}, but says: {text}{of_kernel}")
+    elif fewer := _of(report, "fewer"):
+        yield refuse(
+            f"gpu_driver: nvidia-smi shows {fewer[0]} GPUs that the driver has, and could not initialise the others; reboot "
+            f"the node, and if they stay away, look at their power and slots{of_kernel}"
+        )
+    elif unregistered := _of(report, "fabric"):
         yield refuse(fabric.refusal(unregistered, fabric_manager))
     else:
         host.noop(f"nvidia-smi: driver {version}")
 
 
-def _unregistered(report: list[str]) -> list[str]:
-    return [line.removeprefix("fabric ") for line in report if line.startswith("fabric ")]
+def _of(report: list[str], word: str) -> list[str]:
+    """The texts of the lines that begin with a word."""
+    return [line.removeprefix(f"{word} ") for line in report if line.startswith(f"{word} ")]

@@ -135,6 +135,7 @@ nvidia_gpus() {  # argument: the root folder
   for device in "$1"/sys/bus/pci/devices/*; do
     { read -r vendor < "$device/vendor" && read -r class < "$device/class"; } 2>/dev/null || continue
     case "$vendor $class" in "0x10de 0x0300"* | "0x10de 0x0302"*) ;; *) continue ;; esac
+    [ ! -e "$device/physfn" ] || continue
     driver=$(readlink "$device/driver" || true)
     echo "${device##*/} ${driver##*/}"
   done
@@ -142,7 +143,7 @@ nvidia_gpus() {  # argument: the root folder
 """
 """A shell function that prints the PCI address of each of NVIDIA's GPUs, and its driver if one has it.
 
-It finds them in sysfs: display controllers (class 0300) and 3D controllers (0302)."""
+It finds them in sysfs: display controllers (class 0300) and 3D controllers (0302). VFs (of vGPUs) do not count."""
 
 
 class GpuDrivers(FactBase[dict[str, str]]):

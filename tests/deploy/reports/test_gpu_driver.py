@@ -133,3 +133,55 @@ def test_an_nvidia_smi_that_hangs_is_named(tmp_path: Path, node: Node) -> None:
     result = node.deploy(gpu_driver.install, {**there(), SMI: sh(gpu_driver._CHECK, programs=tmp_path)})
     (error,) = [line for line in result.errors if "nvidia-smi" in line]
     assert "says: no answer within 120 s; look at the kernel log" in error
+
+
+FAILED = "[  903.609564] NVRM: RmInitAdapter: Cannot initialize GSP firmware RM"
+
+
+def gpu(root: Path, number: int, driver: str = "nvidia", vf: bool = False) -> None:
+    device = root / f"sys/bus/pci/devices/0000:{number}8:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x030200\n")
+    (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
+    if vf:
+        (device / "physfn").symlink_to("../0000:18:00.0")
+
+
+@pytest.mark.parametrize(
+    ("smi", "said"),
+    [
+        pytest.param(f"echo {VERSION}; echo {VERSION}", "nvidia-smi shows 2 of 3 GPUs that the driver has", id="nvtrust-128"),
+        pytest.param(
+            "echo No devices were found; exit 6", "says: No devices were found", id="open-gpu-kernel-modules-789"
+        ),
+        pytest.param(
+            "echo Unable to determine the device handle for GPU 0000:D8:00.0: Not Found; exit 9",
+            "says: Unable to determine the device handle", id="open-gpu-kernel-modules-259",
+        ),
+    ],
+)  # fmt: skip
+def test_gpus_that_the_driver_cannot_initialise_are_named_with_the_kernels_messages(
+    tmp_path: Path, node: Node, smi: str, said: str
+) -> None:
+    for number in (1, 2, 3):
+        gpu(tmp_path, number)
+    gpu(tmp_path, 4, "vfio-pci")
+    gpu(tmp_path, 5, vf=True)
+    program(tmp_path / "bin/nvidia-smi", f"case $1 in -q) ;; *) {smi} ;; esac")
+    program(tmp_path / "bin/dmesg", f"echo '{FAILED}'; echo '[  904.0] mlx5_core: other'")
+    wants(node)
+    printed = sh(gpu_driver._CHECK, tmp_path, programs=tmp_path / "bin")
+    result = node.deploy(gpu_driver.install, {**there(), SMI: printed})
+    (error,) = [line for line in result.errors if "nvidia-smi" in line]
+    assert said in error
+    assert error.endswith(
+        "; the kernel's last messages of the driver: NVRM: RmInitAdapter: Cannot initialize GSP firmware RM"
+    )
+
+
+def test_gpus_that_are_all_shown_need_no_message(tmp_path: Path) -> None:
+    gpu(tmp_path, 1)
+    gpu(tmp_path, 2, vf=True)
+    program(tmp_path / "bin/nvidia-smi", f"case $1 in -q) ;; *) echo {VERSION} ;; esac")
+    assert sh(gpu_driver._CHECK, tmp_path, programs=tmp_path / "bin") == [f"version {VERSION}"]
