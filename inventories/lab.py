@@ -46,9 +46,11 @@ def _nics(machine: lab.Machine) -> list[dict[str, Any]]:
 
 def _host(node: lab.Node) -> tuple[str, dict[str, Any]]:
     data = {**node.connection, "nics": _nics(node.machine), "sysctls": SYSCTLS}
-    # One Node has another name than its host, as in a managed Kubernetes.
     if node.machine is lab.MACHINES[-1]:
+        # Its Node has another name than its host, as in a managed Kubernetes.
         data["node_name"] = node.machine.mgmt_ip
+        # Nobody logs in as root, as in the images of clouds.
+        data |= {"ssh_user": "admin", "_sudo": True}
     return node.name, data
 
 

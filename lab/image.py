@@ -247,6 +247,7 @@ def _furnish(root: Path, release: str, built: list[Path], log: Path) -> None:
     for key in (root / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     run(["cp", "-rT", "--no-preserve=mode", ROOTFS, root], log=log)
+    run(["chroot", root, "systemd-sysusers"], log=log)
     # Empty: systemd then uses the machine ID on the kernel's command line, and does not treat the boot as a first boot.
     (root / "etc/machine-id").write_text("")
 

@@ -1,12 +1,14 @@
 """The deploy from the control host: a dry run, the first, the second, and one with a wrong inventory."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from lab import MACHINES, Node
-from tests.lab.conftest import Done, changed, inventory_data, pyinfra, ready, refusal, said, spec, succeeded
+from tests.lab.conftest import ROOT, Done, changed, inventory_data, pyinfra, ready, refusal, said, spec, succeeded
 
 PF = MACHINES[0].nics[0].netdev
+LAB = str(ROOT / "inventories/lab.py")
 
 
 def deploy(**data: object) -> Done:
@@ -29,6 +31,21 @@ def test_a_second_deploy_changes_nothing(nodes: tuple[Node, ...]) -> None:
     again = pyinfra("-y", "--json", "inventories/lab.py", "deploy.py")
     assert changed(again, ("node1", "node2")) == []
     assert len(json.loads(again.stdout)["results"]["operations"]) > 10
+
+
+def test_a_password_for_sudo_is_given_and_a_wrong_one_fails_the_host(nodes: tuple[Node, ...], tmp_path: Path) -> None:
+    asks, password = nodes[1], 'it\'s $1 "new"'
+    asks.sh("echo 'admin ALL=(ALL:ALL) ALL' > /etc/sudoers.d/lab")
+    asks.run(["chpasswd"], check=True, stdin=f"admin:{password}\n")
+
+    def with_password(given: str) -> Done:
+        inventory = tmp_path / "inventory.py"
+        lines = ("import runpy", f"(host, data), = runpy.run_path({LAB!r})['virtual'][1:]")
+        inventory.write_text("\n".join((*lines, f"hosts = [(host, {{**data, '_sudo_password': {given!r}}})]\n")))
+        return pyinfra("-y", "--json", str(inventory), "deploy.py")
+
+    assert changed(with_password(password), ("node2",)) == []
+    assert "incorrect password" in refusal(with_password("another"))
 
 
 def test_a_dry_run_shows_the_node_s_own_plan_and_touches_nothing(node: Node) -> None:
