@@ -1,6 +1,8 @@
 """The deploy from the control host: a dry run, the first, the second, and one with a wrong inventory."""
 
 import json
+import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,6 @@ from lab import MACHINES, Node
 from tests.lab.conftest import ROOT, Done, changed, inventory_data, pyinfra, ready, refusal, said, spec, succeeded
 
 PF = MACHINES[0].nics[0].netdev
-LAB = str(ROOT / "inventories/lab.py")
 
 
 def deploy(**data: object) -> Done:
@@ -38,10 +39,13 @@ def test_a_password_for_sudo_is_given_and_a_wrong_one_fails_the_host(nodes: tupl
     asks.sh("echo 'admin ALL=(ALL:ALL) ALL' > /etc/sudoers.d/lab")
     asks.run(["chpasswd"], check=True, stdin=f"admin:{password}\n")
 
+    host, data = runpy.run_path(str(ROOT / "inventories/lab.py"))["virtual"][1]
+    inventory = tmp_path / "inventories/lab.py"
+    inventory.parent.mkdir()
+    shutil.copytree(ROOT / "group_data", tmp_path / "group_data")
+
     def with_password(given: str) -> Done:
-        inventory = tmp_path / "inventory.py"
-        lines = ("import runpy", f"(host, data), = runpy.run_path({LAB!r})['virtual'][1:]")
-        inventory.write_text("\n".join((*lines, f"hosts = [(host, {{**data, '_sudo_password': {given!r}}})]\n")))
+        inventory.write_text(f"virtual = {[(host, {**data, '_sudo_password': given})]!r}\n")
         return pyinfra("-y", "--json", str(inventory), "deploy.py")
 
     assert changed(with_password(password), ("node2",)) == []
