@@ -249,8 +249,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # <netdev>_rxq<n> and <netdev>_txq<n> (hinic_init_rxq in hinic_rx.c, hinic_init_txq in hinic_tx.c), of hinic3
         # <netdev>_qp<n> (hinic3_irq.c). hinic_aeq<n>@pci:<BDF> and hinic_ceq<n>@pci:<BDF> are those of events.
         queue_irqs=re.compile(r"_(?P<role>rxq|txq|qp)(?P<queue>\d+)$"),
-        # The firmware is told (hinic_change_mtu in hinic_main.c).
-        mtu_flaps=False,
+        mtu_flaps=False,  # the firmware is told (hinic_change_mtu in hinic_main.c)
         # hinic_set_ringparam in hinic_ethtool.c, hinic3_set_ringparam in hinic3_ethtool.c.
         ring_size=_power_of_2_below,
     ),
@@ -288,6 +287,7 @@ FAMILIES: tuple[DriverFamily, ...] = (
         ring_size=_multiple_of(8),
         # ixgbe_set_coalesce resets the NIC if LRO or the write-back of descriptors has to change with the usecs.
         coalescing_flaps=True,
+        vf_resets=("trust",),  # ixgbe_ndo_set_vf_trust
         # ixgbe_set_features; ixgbevf has no ndo_set_features.
         offloads_flap=(*AGGREGATION, "hw-tc-offload", "l2-fwd-offload", "rx-all", "rx-ntuple-filter"),
     ),

@@ -333,6 +333,25 @@ def test_a_vf_that_an_attribute_resets_is_disturbed_if_it_has_a_driver(kernel: K
     assert {o.change.disruption for o in result.outcomes if o.result == "deferred"} == {Disruption.REBIND}
 
 
+@pytest.mark.parametrize(
+    ("driver", "wanted", "waits"),
+    [
+        ("ixgbe", {"trust": True}, True),  # it pings the VF, which resets itself (ixgbe_ndo_set_vf_trust)
+        ("ixgbe", {"vlan": 7}, False),
+        ("hns3", {"vlan": 7}, True),
+        ("hns3", {"trust": True}, False),  # no VF is told (hclge_set_vf_trust)
+    ],
+)
+def test_only_what_resets_a_vf_waits_for_its_users(
+    kernel: Kernel, driver: str, wanted: dict[str, object], waits: bool
+) -> None:
+    kernel.set_driver(PF, driver)
+    settle(kernel, spec())
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+    kernel.rdma.add(vf_addresses(kernel.files, PF)[1], "rocep33s0v1", None)
+    assert deferred_fields(settle(kernel, spec(**wanted))) == (set(wanted) if waits else set())
+
+
 @pytest.mark.parametrize("driver", ["mlx5_core", "igb"])
 def test_channels_wait_for_those_who_have_queues_although_the_link_stays_up(kernel: Kernel, driver: str) -> None:
     """ConnectX keeps the link up for it; the kernel refuses to remove a queue of AF_XDP, and mlx5 any change."""
