@@ -169,8 +169,9 @@ FAMILIES: tuple[DriverFamily, ...] = (
         # bnxt_set_features in bnxt.c.
         offloads_flap=(*AGGREGATION, "rx-ntuple-filter", "rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"),
     ),
-    # Cisco VIC. From the driver's source (drivers/net/ethernet/cisco/enic): not run on such a NIC. enic_set_ringparam.
-    DriverFamily(drivers=("enic",), ring_size=lambda size: size // 32 * 32),
+    # Cisco VIC. From the driver's source (drivers/net/ethernet/cisco/enic): not run on such a NIC. enic_set_ringparam;
+    # ENIC_MIN_RQ_DESCS.
+    DriverFamily(drivers=("enic",), ring_size=lambda size: max(64, size // 32 * 32)),
     # Chelsio T4 and later, and their VFs. From the driver's source (drivers/net/ethernet/chelsio): not run on such a NIC.
     # A card's ports are netdevs of one PCI function, and each port's names count from 0. The driver takes the interrupts in
     # the order of the ports (setup_sge_queues in cxgb4_main.c, name_msix_vecs in cxgb4vf_main.c), so they are numbered in
