@@ -181,6 +181,22 @@ usable() {
   fi
 }
 usable
+# Only engines without root need this setting. Where the runtime leaves the devices to its hook (the mode legacy, and auto before 1.18),
+# containers then see GPUs that they may not open.
+find_closed_gpus() {
+  settings=/etc/nvidia-container-runtime/config.toml
+  setting() { sed -nE "s/^[[:space:]]*$1[[:space:]]*=[[:space:]]*\"?([a-z]+).*/\1/p" "${MACHINE:-}$settings" 2>/dev/null | head -n 1; }
+  minor=$(nvidia-ctk --version 2>/dev/null | sed -n 's/.*version 1\.\([0-9]*\).*/\1/p' | head -n 1)
+  [ "$(setting no-cgroups)" = true ] || return 0
+  case $(setting mode) in
+  legacy) ;;
+  auto | '') [ "${minor:-18}" -lt 18 ] || return 0 ;;
+  *) return 0 ;;
+  esac
+  echo "warning $settings has no-cgroups = true, which only an engine without root needs: containers of $engine may not open their" \
+    "GPUs (Failed to initialize NVML: Unknown Error); set it to false, or the mode to cdi"
+}
+find_closed_gpus
 
 comm -13 present result >wanted
 comm -23 present result | comm -23 - operator >stale

@@ -24,7 +24,8 @@ CONFIGURE = SCRIPT[SCRIPT.index("configure() {") : SCRIPT.index("# An empty runt
 LOADED = SCRIPT[SCRIPT.index("# Version 1.0.0") : SCRIPT.index("active=$(")]
 REMOVED = SCRIPT[SCRIPT.index("if left_by_1_0_0") : SCRIPT.index('[ "$active" = active ] || exit 0\n\nif')]
 LATER = SCRIPT[SCRIPT.index("# CRI-O reads its drop-ins") : SCRIPT.index("case $engine in\ndocker)\n  if [")]
-USABLE = SCRIPT[SCRIPT.index("usable() {") : SCRIPT.index("comm -13 present")]
+USABLE = SCRIPT[SCRIPT.index("usable() {") : SCRIPT.index("# Only engines without root")]
+CLOSED = SCRIPT[SCRIPT.index("find_closed_gpus() {") : SCRIPT.index("comm -13 present")]
 STATE = SCRIPT[SCRIPT.index("active=$(") : SCRIPT.index('if [ "$active" = active ] && ! {')]
 FIND_CONTAINERD = SCRIPT[SCRIPT.index("ELSEWHERE=") : SCRIPT.index("for snaps in")]
 FIND_LOST = SCRIPT[SCRIPT.index("ours=") : SCRIPT.index("# dockerd does")]
@@ -271,3 +272,28 @@ def test_a_node_without_containerd_is_told_where_those_of_kubernetes_find_the_ru
     [fault] = engine_files.parse(ran(script(text)).stdout.splitlines()).faults
     for each in ("default-runtime in config.yaml", "/etc/k0s/containerd.d", "containerd-template.toml"):
         assert each in fault
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "closed"),
+    [
+        pytest.param("1.14.6", "no-cgroups = true", True, id="nvidia-container-toolkit-381"),
+        pytest.param("1.17.4", 'mode = "auto"\nno-cgroups = true', True, id="nvidia-container-toolkit-580"),
+        pytest.param("1.18.1", 'mode="legacy"\n  no-cgroups=true # for podman', True, id="nvidia-container-toolkit-85"),
+        ("1.18.1", 'mode = "auto"\nno-cgroups = true', False),
+        ("1.17.4", 'mode = "cdi"\nno-cgroups = true', False),
+        ("1.17.4", "#no-cgroups = true", False),
+        ("1.17.4", "no-cgroups = false", False),
+    ],
+)
+def test_a_setting_that_closes_gpus_to_containers_is_named(
+    tmp_path: Path, version: str, text: str, closed: bool
+) -> None:
+    (tmp_path / "etc/nvidia-container-runtime").mkdir(parents=True)
+    (tmp_path / "etc/nvidia-container-runtime/config.toml").write_text(f"[nvidia-container-cli]\n{text}\n")
+    program(tmp_path / "bin/nvidia-ctk", f"echo NVIDIA Container Toolkit CLI version {version}; echo commit: abc")
+    done = ran(script(f"engine=docker\n{CLOSED}"), tmp_path / "bin", MACHINE=str(tmp_path))
+    warnings = engine_files.parse(done.stdout.splitlines()).warnings
+    assert [each.partition(" = ")[0] for each in warnings] == (
+        ["/etc/nvidia-container-runtime/config.toml has no-cgroups"] if closed else []
+    ), done.stderr
