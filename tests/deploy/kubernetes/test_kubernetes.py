@@ -186,6 +186,8 @@ def test_a_token_stays_while_a_cluster_changes_its_authority_and_goes_with_anoth
         result = evolve(node, data={"kubernetes": after}).deploy(configure, answers)
         assert ("no token for node-a" in "".join(result.log), result.failed) == (asks, asks)
         assert any(name.endswith("cluster-ca.pem.new") for name in result.uploads) is not asks
+        # The reporter reads it once.
+        assert any("try-restart" in command for command in result.flat) is not asks
 
 
 OPERATORS = "s3cret-of-the-operator"
