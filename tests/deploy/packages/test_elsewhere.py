@@ -48,7 +48,8 @@ def test_a_link_counts_also_if_it_leads_nowhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "fault"), [("docker", "it is a snap, which does not read"), ("containerd", "has no containerd;")]
+    ("engine", "fault"),
+    [("docker", "it is a snap, which does not read"), ("containerd", "has no containerd of its own;")],
 )
 def test_the_toolkit_is_not_configured_in_files_that_nobody_reads(tmp_path: Path, engine: str, fault: str) -> None:
     (tmp_path / "snap/docker/current").mkdir(parents=True)
