@@ -288,7 +288,7 @@ def _other_ports(files: Files, address: str, bond: str) -> list[str]:
 
 
 def _held(machine: Machine, nodes: Sequence[tuple[str, Key]]) -> Iterator[tuple[Key, str]]:
-    """The names of the processes that have these device nodes open, by the nodes' keys.
+    """Who has these device nodes open: pairs of a node's key and the name of a process.
 
     It reads all of /proc, so it does nothing without nodes.
     """

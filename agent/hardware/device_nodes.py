@@ -12,7 +12,7 @@ VDPA = "/sys/bus/vdpa/devices"
 
 
 def of_vfio(files: Files, pci: str) -> list[str]:
-    """Those of its group, which it may share with others, and its own (Linux 6.6)."""
+    """The nodes of the function's VFIO group, which other functions may share, and of the function alone (Linux 6.6)."""
     group = files.target(f"{PCI}/{pci}/iommu_group")
     # noiommu-N exists without an IOMMU (vfio_noiommu_group_alloc); devices/vfioN is for iommufd.
     own = (f"devices/{name}" for name in names_in(files, f"{PCI}/{pci}/vfio-dev"))
@@ -29,22 +29,22 @@ def vfio_is_open(files: Files, pci: str) -> bool:
 
 
 def of_uio(files: Files, pci: str) -> list[str]:
-    """Those of the UIO device."""
+    """The nodes of the function's UIO device."""
     return [f"/dev/{name}" for name in names_in(files, f"{PCI}/{pci}/uio")]
 
 
 def of_vdpa(files: Files, folder: str, devices: frozenset[str]) -> Iterator[str]:
-    """Those of the vDPA devices (all of the machine are ``devices``) below a function or a part of it."""
+    """The nodes of the vDPA devices in the folder of a function or a part of it. ``devices``: the machine's vDPA devices."""
     for device in sorted(devices.intersection(names_in(files, folder))):
         names = names_in(files, f"{folder}/{device}")
         yield from (f"/dev/{name}" for name in names if name.startswith("vhost-vdpa-"))
 
 
 def of_psm(files: Files, pci: str) -> list[str]:
-    """Those that MPI opens on Omni-Path (drivers/infiniband/hw/hfi1/file_ops.c), which no file ties to a function."""
+    """The nodes that MPI opens on Omni-Path (drivers/infiniband/hw/hfi1/file_ops.c). No file ties them to one function."""
     return [f"/dev/{name}" for name in names_in(files, f"/sys/class/{driver(files, pci)}_user")]
 
 
 def of_clock(files: Files, pci: str) -> list[str]:
-    """That of the PTP clock."""
+    """The node of the function's PTP clock."""
     return [f"/dev/{name}" for name in names_in(files, f"{PCI}/{pci}/ptp")]

@@ -1,4 +1,4 @@
-"""The parts of a function, which are its auxiliary devices and those on the virtio bus, and their netdevs."""
+"""The parts of a function, and their netdevs. A part is an auxiliary device, or a device on the virtio bus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _auxiliary(pci: str, names: list[str]) -> list[str]:
 
 
 def own_netdev(files: Files, pci: str) -> str | None:
-    """The netdev of a function. With virtio_net it lies below a child of the function."""
+    """The netdev of a function. virtio_net makes the netdev for a virtio device in the function's folder."""
     if (own := netdev(files, pci)) is not None:
         return own
     children = virtio_children(names_in(files, f"{PCI}/{pci}"))

@@ -32,8 +32,8 @@ PORT = (
     *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
     "excessive_buffer_overrun_errors",
 )
-# Of mlx5 and rxe; of bnxt_re (hw_counters.c), ionic (by its firmware), efa (efa_verbs.c), mana (counters.c), irdma (verbs.c),
-# cxgb4 (provider.c) and hns (hns_roce_main.c) their like. erdma counts none, and siw and qedr have no counters.
+# mlx5 and rxe have the first names. Other drivers have names of their own: bnxt_re (hw_counters.c), ionic (its firmware), efa
+# (efa_verbs.c), mana (counters.c), irdma (verbs.c), cxgb4 (provider.c), hns (hns_roce_main.c). erdma, siw and qedr count none.
 HARDWARE = (
     *("packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated", "rcvd_seq_err", "retry_exceeded_err"),
     *("seq_err_naks_rcvd", "to_retransmits", "max_retry_exceeded"),

@@ -22,7 +22,8 @@ LAST = frozenset((
 modprobe.blacklist, or it is not known whether they do."""
 
 OPTIONS = frozenset(("amd_iommu", "intel_iommu", "iommu", "pci"))
-"""Arguments whose value is a list of options. Those of all of them add up; the last one counts if two are about the same
+"""Arguments whose value is a list of options. If an argument stands there twice, all its options count. If two options
+are about the same, the last one counts
 (drivers/iommu/amd/init.c, drivers/iommu/intel/iommu.c, arch/x86/kernel/pci-dma.c, drivers/pci/pci.c)."""
 
 SAME = {

@@ -1,4 +1,4 @@
-"""Public reports of DKMS: one with builds of a module whose source is gone, and builds that lack the kernel's compiler."""
+"""Public reports of DKMS: builds of a module whose source is gone, and builds without the compiler of the kernel."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who uses a function by its parts: subfunctions, and virtio devices of vDPA."""
+"""Users of a part of a function use the function. Parts are subfunctions, and virtio devices of vDPA."""
 
 import pytest
 
