@@ -164,11 +164,16 @@ def connect(config: SingleConfig) -> Client:
     """
     config = _with_exec_info(config)
     files = "a certificate or key of the kubeconfig or of SSL_CERT_FILE"
-    return made(
+    client = made(
         lambda: Client(config, timeout=TIMEOUT, field_manager="trackbed-fleet", transport=_transport(config)),
         files,
         REMEDY,
     )
+    cluster = config.cluster
+    if isinstance(cluster, ProxiedCluster) and (name := cluster.server_name):
+        # The adapter's, since lightkube's client takes no hooks.
+        client._client._client.event_hooks = {"request": [lambda request: request.extensions.update(sni_hostname=name)]}
+    return client
 
 
 def made(make: Callable[[], C], files: str, remedy: str) -> C:

@@ -32,9 +32,6 @@ REMEDY = "check it with kubectl"
 IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
 """Keys of a user that lightkube ignores: it would act with the user's own rights."""
 
-SERVER_NAME = "tls-server-name"
-"""Key of a cluster that lightkube ignores: it expects the server's host name in the certificate."""
-
 
 class Misconfigured(ConfigError):
     """The kubeconfig has a fault. The message says which, and the remedy."""
@@ -56,10 +53,12 @@ class _Extension(Struct):
 class ProxiedCluster(Cluster):
     """A cluster with keys that lightkube ignores. ``proxy_url``: the HTTP proxy of all requests; empty: the environment's.
 
-    ``extensions``: what other programs keep in the file.
+    ``server_name``: the name in the server's certificate; empty: the server's host name. ``extensions``: what other programs
+    keep in the file.
     """
 
     proxy_url: str = field(name="proxy-url", default="")
+    server_name: str = field(name="tls-server-name", default="")
     extensions: tuple[_Extension, ...] = ()
 
     def for_plugin(self, whole: Callable[[str], str | os.PathLike[str]]) -> dict[str, Any]:
@@ -74,6 +73,7 @@ class ProxiedCluster(Cluster):
         # A proxy's password does not belong in an environment.
         told["proxy-url"] = "" if "@" in self.proxy_url else self.proxy_url
         config = {each.name: each.extension for each in self.extensions}.get("client.authentication.k8s.io/exec")
+        told["tls-server-name"] = self.server_name
         every = {**told, "insecure-skip-tls-verify": self.insecure, "config": config}
         return {key: value for key, value in every.items() if value}
 
@@ -142,12 +142,11 @@ def from_kubeconfig(file: Path, context: str | None = None) -> SingleConfig:
     if of is None:
         raise ConfigError(f"{file} has no context {name!r}")
     cluster = _named(file, name, "cluster", of.cluster, content.clusters).cluster
-    _refuse(file, document, "cluster", of.cluster, (SERVER_NAME,))
     # Without a user there are no credentials, as for a server behind `kubectl proxy`.
     user = User()
     if of.user:
         user = _named(file, name, "user", of.user, content.users).user
-        _refuse(file, document, "user", of.user, IMPERSONATION)
+        _refuse_impersonation(file, document, of.user)
     user = _with_whole_paths(_without_empty(user), file.parent)
     config = SingleConfig(name, Context(of.cluster, of.user or None, of.namespace), cluster, user, file)
     if fault := next(chain(_of_cluster(config), _of_proxy(cluster.proxy_url), _of_user(config, user)), ""):
@@ -200,11 +199,11 @@ def _named(file: Path, context: str, kind: Kind, name: str, entries: Sequence[An
     return found[0]
 
 
-def _refuse(file: Path, document: Any, kind: Kind, name: str, keys: Sequence[str]) -> None:
-    entry = next(each for each in document[f"{kind}s"] if each["name"] == name)
-    for key in keys:
-        if (entry.get(kind) or {}).get(key):
-            raise Misconfigured(f"{file}: the {kind} {name!r} has {key}, which cannot be used here; use one without it")
+def _refuse_impersonation(file: Path, document: Any, name: str) -> None:
+    entry = next(each for each in document["users"] if each["name"] == name)
+    for key in IMPERSONATION:
+        if (entry.get("user") or {}).get(key):
+            raise Misconfigured(f"{file}: the user {name!r} has {key}, which cannot be used here; use one without it")
 
 
 def _with_whole_paths(user: User, folder: Path) -> User:

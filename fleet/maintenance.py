@@ -59,7 +59,7 @@ class Maintenance:
     maintenance, if it is not this command; then only records with these words are resumed. ``conditions``: those that a node
     must have to be uncordoned. ``boot_id``: see :func:`unready`. ``nic``: the only NIC to change; then its devices are tainted,
     and no node is cordoned. ``since``: when this run began, which tells its records from others.
-    ``_written``: the nodes whose record this run has written, so this user may do that.
+    ``_written``: the nodes whose record this run or, in a deploy, an earlier step has written, so this user may do that.
     """
 
     api: Api
@@ -119,6 +119,7 @@ class Maintenance:
 
     def bring_back(self, name: str) -> tuple[NodeResult, str]:
         """Wait until a node that was taken out is ready, and uncordon it; the result and its reason."""
+        self._written.add(name)
         return self._step(name, lambda: self._return(name, self.resumes))
 
     def resumes(self, record: Record) -> bool:

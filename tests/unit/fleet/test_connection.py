@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
 import pytest
 from lightkube.resources.core_v1 import Node
 
@@ -94,6 +95,18 @@ def test_requests_go_through_the_proxy_of_the_kubeconfig_and_not_that_of_the_env
         assert name_of_the_node(file) == "n"
     credentials = base64.b64encode(b"operator:p@ss").decode()
     assert asked == [(url.removeprefix("https://"), f"Basic {credentials}")]
+
+
+@pytest.mark.parametrize("through", [False, True], ids=["kubernetes-client-python-1889", "proxy"])
+def test_the_certificate_may_be_of_another_name_that_the_kubeconfig_gives(tmp_path: Path, through: bool) -> None:
+    with api_server(tmp_path, a_node) as (url, authority), proxy() as (at, _):
+        by = f", proxy-url: 'http://{at}'" if through else ""
+        cluster = f"certificate-authority: {authority}, tls-server-name: {{}}{by}"
+        # The certificate is of 127.0.0.1 only.
+        there = url.replace("127.0.0.1", "localhost")
+        assert name_of_the_node(kubeconfig(tmp_path, there, cluster.format("127.0.0.1"))) == "n"
+        with pytest.raises(httpx2.ConnectError, match=r"api\.example\.com"):
+            name_of_the_node(kubeconfig(tmp_path, url, cluster.format("api.example.com")))
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,12 @@ def test_an_api_server_that_forbids_everything_as_it_starts_is_asked_again(serve
     assert script.asked[-5:] == [GET, GET, PATCH, GET, PATCH]
 
 
+def test_the_node_of_a_rebooted_host_is_brought_back_after_an_api_server_that_forbids_everything(serve: Serve) -> None:
+    """The deploy connects anew after the reboot."""
+    _, maintenance = serve({GET: [recorded("drain")], PATCH: [FORBIDDEN, (200, {}), FORBIDDEN, (200, {})]})
+    assert evolve(maintenance, resume=True).bring_back("a") == ("done", "")
+
+
 def test_a_pod_of_several_budgets_undoes_the_drain(serve: Serve) -> None:
     _, maintenance = serve({PODS: [ONE_POD], EVICTION: [status(500, "This pod has more than one PodDisruptionBudget")]})
     assert maintenance.run(["a"], 1)["a"] == ("undone", "ml/job: This pod has more than one PodDisruptionBudget")
