@@ -6,6 +6,7 @@ from typing import Literal
 
 from pyinfra.api.command import StringCommand
 
+from tasks.drivers.device_nodes import HOLDERS
 from tasks.drivers.gpu_driver import modules as gpu
 from tasks.drivers.ofed import users as ofed
 
@@ -27,8 +28,8 @@ gpu_users() (
 )
 rdma=$(rdma_users "$1" "$2" "$3")
 gpus=$(gpu_users "$1")
-vfio=$(find "$machine"/proc/[0-9]*/fd -lname '/dev/vfio/*' -printf '%h\\n' 2>/dev/null | sort -u | while read -r fd; do
-  pid=${{fd%/fd}}; pid=${{pid##*/}}
+{HOLDERS}
+vfio=$(holders "$machine" /dev/vfio/ | cut -d ' ' -f 1 | sort -u | while read -r pid; do
   read -r comm < "$machine/proc/$pid/comm" 2>/dev/null || continue
   echo "$comm ($pid) has a VFIO device open"
 done)

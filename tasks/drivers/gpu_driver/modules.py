@@ -14,6 +14,7 @@ from agent.report.printable import printable
 from tasks import disruption, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase, Lines
+from tasks.drivers.device_nodes import HOLDERS
 from tasks.drivers.peer_memory import MODULE as PEER_MODULE
 from tasks.drivers.peer_memory import OPEN, PEER_MEMORY, PeerMemorySupport
 from tasks.host import kernel
@@ -34,18 +35,15 @@ _DKMS = re.compile(r"nvidia(-(open|srv|server))*")
 _SERVICES = "services='nvidia-dcgm dcgm nvidia-imex nvidia-fabricmanager nvidia-persistenced'\n"
 
 _USERS = (
-    _SERVICES
+    HOLDERS
+    + _SERVICES
     + r"""
 root=$1
-for process in "$root"/proc/[0-9]*; do
-  read -r name < "$process/comm" 2>/dev/null || continue
-  unit=$(sed -n 's,.*/system.slice/\([^/]*\)\.service$,\1,p' "$process/cgroup" 2>/dev/null | head -n 1) || true
+holders "$root" /dev/nvidia | cut -d ' ' -f 1 | sort -n -u | while read -r pid; do
+  read -r name < "$root/proc/$pid/comm" 2>/dev/null || continue
+  unit=$(sed -n 's,.*/system.slice/\([^/]*\)\.service$,\1,p' "$root/proc/$pid/cgroup" 2>/dev/null | head -n 1) || true
   case " $services " in *" ${unit:-none} "*) continue ;; esac
-  for file in "$process"/fd/*; do
-    case $(readlink "$file" 2>/dev/null || true) in
-    /dev/nvidia*) echo "$name (${process##*/})"; break ;;
-    esac
-  done
+  echo "$name ($pid)"
 done
 """
 )
@@ -106,8 +104,14 @@ if [ "$reload" = yes ]; then
   done
 fi
 modprobe nvidia || { dmesg | tail -n 10; echo "$remedy"; exit 1; } >&2
-for module in $unloaded; do modprobe "$module" || true; done
+missing=
+for module in $unloaded; do modprobe "$module" || missing="$missing $module"; done
 for unit in $stopped; do systemctl start "$unit" || true; done
+[ -z "$missing" ] || {
+  dmesg | tail -n 10
+  echo "gpu_driver: modules that were unloaded with nvidia do not load again:$missing; build and install them for this driver"
+  exit 1
+} >&2
 """
 )
 _NOT_LOADED = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyinfra.api.command import StringCommand
 
 from tasks.common.facts import Lines
+from tasks.drivers.device_nodes import HOLDERS
 
 STORAGE = ("ib_iser", "ib_isert", "ib_srp", "ib_srpt", "nvme_rdma", "nvmet_rdma", "rpcrdma", "xprtrdma")
 PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
@@ -12,7 +13,8 @@ AUXILIARY = "mlx5_vdpa mlx5_fwctl mlx5_dpll"
 """Drivers of mlx5_core's auxiliary devices. The kernel loads them by itself: mlx5_dpll since 6.7, mlx5_fwctl since 6.15."""
 
 USERS = (
-    """
+    HOLDERS
+    + """
 root=$1 storage=$2 peers=$3 auxiliary='"""
     + AUXILIARY
     + """'; shift 3
@@ -59,8 +61,7 @@ rdma resource show qp 2>/dev/null | sed -n 's/^link \\([^/ ]*\\).* comm \\[\\(.*
   done
 
 # A process that has an RDMA device open keeps its driver loaded.
-find "$root"/proc/[0-9]*/fd -lname '/dev/infiniband/*' -printf '%h %l\\n' 2>/dev/null | sort -u | while read -r fd device; do
-  pid=${fd%/fd}; pid=${pid##*/}
+holders "$root" /dev/infiniband/ | while read -r pid device; do
   read -r comm < "$root/proc/$pid/comm" 2>/dev/null || continue
   echo "$comm (pid $pid) has ${device##*/} open"
 done

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tasks.drivers import gpu_driver
+from tasks.drivers.device_nodes import HOLDERS
 from tasks.drivers.gpu_driver import fabric, services, versions
 from tasks.drivers.gpu_driver import modules as driver_modules
 from tasks.packages import _AVAILABLE, AvailableVersions, Family
@@ -23,6 +24,19 @@ def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
     process(tmp_path, 32, "cat", "/home/x/dev/nvidia0")
     (tmp_path / "proc/40").mkdir()
     assert driver_modules.GpuUsers().process(sh(driver_modules._USERS, tmp_path)) == ["python3 (30)", "a b (31)"]
+
+
+def test_a_device_that_a_container_has_under_another_path_is_found_by_its_number(tmp_path: Path) -> None:
+    """/dev/full stands for the GPU's node as the container has it. What the container calls /dev/zero is another device."""
+    for host, here in (("nvidia0", "full"), ("nvidia1", "zero"), ("zero", "null")):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / host).symlink_to(f"/dev/{here}")
+    process(tmp_path, 30, "python3", "/dev/full")
+    process(tmp_path, 31, "bash", "/dev/null")
+    assert sh(driver_modules._USERS, tmp_path) == ["python3 (30)"]
+    assert sh(f'{HOLDERS}holders "$1" /dev/zero', tmp_path) == ["31 /dev/zero"]
+    process(tmp_path, 32, "other", "/dev/zero")
+    assert sh(f'{HOLDERS}holders "$1" /dev/zero', tmp_path) == ["31 /dev/zero"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +160,7 @@ def test_versions_of_the_repositories_are_read(
 
 
 def load(
-    tmp_path: Path, loaded: tuple[str, ...], active: tuple[str, ...] = (), busy: str = ""
+    tmp_path: Path, loaded: tuple[str, ...], active: tuple[str, ...] = (), busy: str = "", faulty: str = ""
 ) -> tuple[list[str], set[str]]:
     """Run the script on a folder that stands for /sys/module; what it called, and what is loaded then."""
     for name in loaded:
@@ -158,7 +172,11 @@ def load(
         [ "$1" != nvidia ] || [ "$(ls)" = nvidia ] || exit 1  # the others hold it
         rmdir "$1" && echo "rmmod $1" >> {log}""",
     )
-    program(tmp_path / "bin/modprobe", f'mkdir -p {tmp_path}/module/"$1" && echo "modprobe $1" >> {log}')
+    program(tmp_path / "bin/dmesg")
+    program(
+        tmp_path / "bin/modprobe",
+        f'[ "$1" != "{faulty}" ] && mkdir -p {tmp_path}/module/"$1" && echo "modprobe $1" >> {log}',
+    )
     cases = " | ".join(active) or "none"
     program(
         tmp_path / "bin/systemctl",
@@ -207,6 +225,12 @@ def test_a_module_of_gpudirect_is_unloaded_before_the_driver_that_it_holds(tmp_p
 def test_a_module_that_cannot_be_unloaded_leaves_the_others_loaded(tmp_path: Path) -> None:
     _, loaded = load(tmp_path, ("nvidia", "nvidia_uvm", "nvidia_peermem"), busy="nvidia_uvm")
     assert loaded == {"nvidia", "nvidia_uvm", "nvidia_peermem"}
+
+
+def test_a_module_that_does_not_load_again_with_the_driver_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"do not load again: gdrdrv;"):
+        load(tmp_path, ("nvidia", "gdrdrv", "nvidia_uvm"), active=("nvidia-persistenced",), faulty="gdrdrv")
+    assert (tmp_path / "log").read_text().endswith("modprobe nvidia_uvm\nstart nvidia-persistenced\n")
 
 
 def test_a_driver_that_does_not_load_shows_the_remedy(tmp_path: Path) -> None:
