@@ -148,8 +148,8 @@ def cuda_repository(system: OperatingSystem, architecture: str) -> Repository:
     known = _FOLDERS.get((system.identity, release))
     if known is None or architecture not in _ARCHITECTURES:
         raise NodeError(
-            f"{host.name}.gpu_driver.repository: NVIDIA's repository for {system} on {architecture} is not known; give its "
-            "uri, key and fingerprint here"
+            f"{host.name}.gpu_driver.repository: NVIDIA's repository for {system} on {architecture} is not known; look for "
+            f"its folder in {_CUDA}/, and give its uri, key and fingerprint here"
         )
     folder, (file, fingerprint) = known
     uri = f"{_CUDA}/{folder}/{_ARCHITECTURES[architecture]}"

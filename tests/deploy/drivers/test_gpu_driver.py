@@ -28,7 +28,7 @@ from tests.deploy.drivers.gpu_node import (
     there,
     wants,
 )
-from tests.deploy.systems import UBUNTU
+from tests.deploy.systems import UBUNTU, release
 
 
 def test_the_deploy_installs_kernel_ofed_driver_and_engine_in_this_order() -> None:
@@ -178,17 +178,21 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, answers: Answer
 
 
 @pytest.mark.parametrize(
-    ("machine", "data", "message"),
+    ("answers", "data", "message"),
     [
-        ("x86_64", {"source": "distribution"}, "gpu_driver.source: only Ubuntu's own packages are supported"),
-        ("riscv64", {}, "gpu_driver.repository: NVIDIA's repository for Debian 12 on riscv64 is not known"),
+        (DEBIAN, {"source": "distribution"}, "gpu_driver.source: only Ubuntu's own packages are supported"),
+        ({**DEBIAN, "uname -m": "riscv64"}, {}, "gpu_driver.repository: NVIDIA's repository for Debian 12 on riscv64 is not"),
+        pytest.param(
+            release("rocky", "10.1"), {}, "Rocky Linux 10.1 on x86_64 is not known; look for its folder in https://",
+            id="rocky-documentation-2769",
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_system_without_such_packages_is_refused(
-    node: Node, machine: str, data: dict[str, Any], message: str
+    node: Node, answers: Answers, data: dict[str, Any], message: str
 ) -> None:
     wants(node, **data)
-    assert message in node.deploy(gpu_driver.install, {**DEBIAN, "uname -m": machine}).refusal
+    assert message in node.deploy(gpu_driver.install, {"uname -m": "x86_64", **answers}).refusal
 
 
 UNREGISTERED = "fabric state of 00000000:1B:00.0: In Progress, status: N/A"

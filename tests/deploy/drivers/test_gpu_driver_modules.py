@@ -86,7 +86,15 @@ def test_a_loaded_driver_of_another_version_is_not_the_installed_one(node: Node)
     assert result.flat == []
 
 
-@pytest.mark.parametrize("loaded", [("nouveau",), ("nova_core",), ("nova_core", "nova_drm"), ("nouveau", "nova_drm")])
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        ("nouveau",),
+        pytest.param(("nova_core",), id="Olares-3963"),
+        ("nova_core", "nova_drm"),
+        ("nouveau", "nova_drm"),
+    ],
+)
 def test_the_kernels_own_drivers_request_a_reboot_once(node: Node, loaded: tuple[str, ...]) -> None:
     wants(node)
     others = {of(ModuleState, name): ["path /lib/modules/K/x.ko", "users 0", "loaded XY"] for name in loaded}

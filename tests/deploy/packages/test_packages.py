@@ -133,6 +133,17 @@ def test_the_operating_system_is_read_once(node: Node) -> None:
     [
         (["ID=debian", 'NAME="Debian"'], "Debian (os-release names no release) is not supported"),
         (["ID=opensuse-leap", 'NAME="openSUSE Leap"', 'VERSION_ID="15.6"'], "openSUSE 15 is not supported"),
+        (["ID=sles", 'NAME="SLES"', 'VERSION_ID="16.0"'], "SLES 16 is not supported"),
+        pytest.param(
+            ['ID="amzn"', 'NAME="Amazon Linux"', 'VERSION_ID="2023"', 'ID_LIKE="fedora"'],
+            "Amazon Linux 2023 is not supported",
+            id="res-15",
+        ),
+        pytest.param(
+            ["ID=azurelinux", 'NAME="Microsoft Azure Linux"', 'VERSION_ID="3.0"'],
+            "Azure Linux 3 is not supported",
+            id="gpu-provisioner-158",
+        ),
         (["ID=ubuntu", 'NAME="Ubuntu"', 'VERSION_ID="20.04"'], "Ubuntu 20 is not supported"),
         ([], "unknown"),
     ],
