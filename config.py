@@ -25,5 +25,5 @@ config.CONNECT_TIMEOUT = 20
 # The login user uploads files there. pyinfra would ask root's environment, which may have root's own folder (pam_tmpdir(8)).
 config.TEMP_DIR = "/tmp"  # noqa: S108  what this means is in docs/security.md
 
-questions.check_options()
 replacements.replace()
+questions.check_options()

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 from attrs import asdict, frozen, has
+from pyinfra.api.arguments import all_argument_meta
+from pyinfra.api.config import Config
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
@@ -18,13 +20,16 @@ from pyinfra.context import ctx_state
 from agent.report.printable import printable
 from agent.spec.strict import did_you_mean
 from tasks.common import layers, replacements, site
-from tasks.common.data import SITE, SPEC_KEYS, task_keys
+from tasks.common.data import SITE, SPEC_KEYS, pyinfra_arguments, task_keys
 from tasks.common.layers import Layer
 from tasks.node_spec import node_spec
 
 DEFAULT = "default"
-SECRET = ("ssh_password", "ssh_key_password", "ssh_paramiko_connect_kwargs")
+SECRET = ("ssh_password", "ssh_key_password", "ssh_paramiko_connect_kwargs", "_sudo_password", "_su_password", "_env")
 """The connection's keys that may have a password: their values are not printed."""
+
+MOST_NAMED = 20
+"""The most hosts that a message names."""
 
 
 @frozen
@@ -47,7 +52,7 @@ class Line:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines for programs: key, value and source.")
 def explain(host: str, key: str | None, inventory: Path, as_json: bool) -> None:
-    """Show each value of HOST with the file that gave it, or only those of KEY; "default" is Trackbed's own.
+    """Show each value of HOST with the file that gave it, or only KEY (irqs, irqs.pin); "default" is Trackbed's own.
 
     Without KEY, the defaults in a list's entries (nics) are left out. The command connects to no host.
 
@@ -57,10 +62,15 @@ def explain(host: str, key: str | None, inventory: Path, as_json: bool) -> None:
     """
     try:
         file = inventory.resolve()
-        lines, fault = _lines(_host(file, host), file, key)
+        # A line's own name is a key, too.
+        lines, fault = _lines(_host(file, host), file, key and key.partition(".")[0])
     except PyinfraError as error:
         raise click.ClickException(str(error)) from None
-    for line in lines:
+    shown = [line for line in lines if key is None or f"{line.key}.".startswith(f"{key}.")]
+    if lines and not shown:
+        hint = did_you_mean(str(key), [line.key for line in lines], "give the whole of it")
+        raise click.ClickException(f"{key} is not a key; {hint}")
+    for line in shown:
         if as_json:
             click.echo(json.dumps({"key": line.key, "value": line.value, "source": line.source}, default=str))
         else:
@@ -83,9 +93,12 @@ def _host(inventory: Path, name: str) -> Host:
         raise click.ClickException(str(error)) from None
     known: dict[str, Host] = {each.name: each for each in made}
     if name not in known:
-        raise click.ClickException(
-            f"{inventory} has no host {name}; its hosts are {', '.join(sorted(known)) or 'none'}"
-        )
+        hosts = sorted(known)
+        more = " and others" if len(hosts) > MOST_NAMED else ""
+        named = f"its hosts are {', '.join(hosts[:MOST_NAMED]) or 'none'}{more}"
+        longer = [f"did you mean {each!r}?" for each in hosts if each.startswith(f"{name}.")]
+        hint = longer[0] if longer else did_you_mean(name, hosts, named)
+        raise click.ClickException(f"{inventory} has no host {name}; {hint}")
     return known[name]
 
 
@@ -117,12 +130,15 @@ def _lines(host: Host, inventory: Path, key: str | None) -> tuple[list[Line], st
     faults = layers.merge(host)
     data = host.data.dict()  # type: ignore[no-untyped-call]
     own = sorted(each for each in data if type(each) is str and each.startswith(SITE))
-    connection = {name: meta.default for name, meta in SSHConnector.data_meta.items() if name not in SECRET}
+    connection = {name: meta.default for name, meta in SSHConnector.data_meta.items()}
+    config = Config()  # type: ignore[no-untyped-call]
+    connection |= {name: all_argument_meta[name].default(config) for name in pyinfra_arguments()}
+    connection = {name: value for name, value in connection.items() if name not in SECRET}
     known = (*SPEC_KEYS, *(each.name for each in task_keys()), *own, *connection)
     if key in SECRET:
         raise click.ClickException(f"{key} is a secret, which is not shown")
     if key is not None and key not in known:
-        raise click.ClickException(f"{key} is not a key; {did_you_mean(key.lower(), known, 'see docs/inventory.md')}")
+        raise click.ClickException(f"{key} is not a key; {did_you_mean(key, known, 'see docs/inventory.md')}")
     try:
         host.connector_cls(State(), host)  # reads the connection's settings
         defaults: dict[str, Any] = _plain(node_spec(data, host.name))

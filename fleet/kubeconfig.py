@@ -158,7 +158,10 @@ def _document(file: Path) -> Any:
     try:
         return yaml.safe_load(read(file, LARGEST))
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"the kubeconfig {file} is not found") from None
+        raise Misconfigured(
+            f"the kubeconfig {file} is not found; give its path by --kubeconfig or KUBECONFIG, in an inventory by "
+            "kubernetes.kubeconfig"
+        ) from None
     except OSError as error:
         raise Misconfigured(f"the kubeconfig {file} cannot be read: {error.strerror}; give another file") from None
     except yaml.YAMLError as error:

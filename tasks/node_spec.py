@@ -21,6 +21,7 @@ from agent.report.diff import summary
 from agent.report.printable import printable
 from agent.report.records import Change, Disruption, changes_from_plain
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
+from agent.spec.ranges import format_ranges, parse_ranges
 from agent.spec.strict import MOST_FAULTS
 from tasks.agent import BASE, folder
 from tasks.common.archive import ROOT
@@ -202,9 +203,27 @@ def _describe(change: Change) -> str:
     return "  ".join([str(change), *notes])
 
 
+def _repeated_priorities(spec: NodeSpec) -> list[str]:
+    """A warning for each list of priorities that may be mlnx_qos's `0,0,0,1,0,0,0,0`, which means 3 there."""
+    given = (
+        (f"nics[{number}].roce.{key}", getattr(nic.roce, key) or "")
+        for number, nic in enumerate(spec.nics)
+        if nic.roce
+        for key in ("pfc", "ecn")
+    )
+    return [
+        f"{place}: {text!r} names the priorities {format_ranges(parse_ranges(text))}; if that is meant, name each once "
+        "(mlnx_qos has a 0 or 1 for each priority, this list has their numbers)"
+        for place, text in given
+        if len(set(parts := text.split(","))) < len(parts)
+    ]
+
+
 @deploy("Spec")
 def deliver(spec: NodeSpec, version: str) -> None:
     """Show what the spec changes on the node, and write it. The agent reads it when it is activated or reloaded."""
+    for warning in _repeated_priorities(spec):
+        warn(host, warning)
     write(name="Plan and write", spec=spec, version=version, printer=PlanPrinter())
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import cattrs
-from attrs import fields, has
+from attrs import fields_dict, has
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 Record = TypeVar("Record")
@@ -68,7 +68,7 @@ def _list_only(cls: Any) -> Any:
 
     def hook(value: object, _: object) -> Any:
         if not isinstance(value, (list, tuple)):  # an inventory is Python, and may have tuples
-            raise ValueError(f"{_json(value)} is not a list")
+            raise ValueError(f"{_json(value)} is not a list; put it in [ ]")
         _refuse_many(value)
         return tuple(_each(enumerate(value), inner, "index").values())
 
@@ -80,7 +80,7 @@ def _mapping(cls: Any) -> Any:
 
     def hook(value: object, _: object) -> Any:
         if not isinstance(value, dict):
-            raise ValueError(f"{_json(value)} is not a mapping")
+            raise ValueError(f"{_json(value)} is not a mapping; write it as {{name: value}}")
         _refuse_many(value)
         for key in value:
             _text(key, str)
@@ -122,7 +122,7 @@ def _refuse_many(value: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> None:
 
 def _text(value: object, _: object) -> str:
     if type(value) is not str:
-        raise ValueError(f"{_json(value)} is not a string")
+        raise ValueError(f"{_json(value)} is not a string; put it in quotes")
     if len(value) > LONGEST_TEXT:
         raise ValueError(f"{_json(value)} has {len(value)} characters; give at most {LONGEST_TEXT}")
     if not PLAIN.fullmatch(value):
@@ -133,12 +133,12 @@ def _text(value: object, _: object) -> str:
 
 
 def _exactly(kind: type) -> Any:
-    article = {"int": "a whole number", "bool": "true or false"}[kind.__name__]
+    article = {"int": "a whole number; write digits", "bool": "true or false; write True or False"}[kind.__name__]
 
     def hook(value: object, _: object) -> object:
         # Neither a bool (which is an int in Python) nor a number in quotes is accepted as a number.
         if type(value) is not kind:
-            raise ValueError(f"{_json(value)} is not {article}")
+            raise ValueError(f"{_json(value)} is not {article}, without quotes")
         return value
 
     return hook
@@ -160,7 +160,7 @@ def _record(kind: Any) -> Any:
         if isinstance(value, str) and hasattr(kind, OF_TEXT):
             return kind.of_text(_text(value, str))
         if not isinstance(value, dict):
-            raise ValueError(f"{_json(value)} is not a mapping")
+            raise ValueError(f"{_json(value)} is not a mapping; known keys: {', '.join(fields_dict(kind)) or 'none'}")
         return made()(value, kind)
 
     return hook
@@ -173,10 +173,10 @@ def _plain(kind: Any) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The remedy for an unknown name: the known one that looks like it, or else another text."""
+    """The remedy for an unknown name, also in capitals: the known one that looks like it, or else another text."""
     import difflib  # a worker with a good spec does without its memory
 
-    near = difflib.get_close_matches(name, list(known), n=1)
+    near = difflib.get_close_matches(name.lower(), list(known), n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
@@ -186,7 +186,7 @@ def _of(origin: Any) -> Callable[[Any], bool]:
 
 def _describe(error: BaseException, kind: type | None) -> str:
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
-        known = [f.name for f in fields(error.cl)]
+        known = fields_dict(error.cl)
         lines = []
         # An inventory is Python: a key may also be a number or None.
         for key in sorted(error.extra_fields, key=str)[: MOST_FAULTS + 1]:

@@ -98,6 +98,16 @@ NO_SFTP = (
     "or set ssh_file_transfer_protocol to 'scp'"
 )
 
+REMEDIES = {
+    "Could not resolve hostname": "let the inventory have the name alone (its port is ssh_port), or give ssh_hostname",
+    "Could not connect": "see whether the host runs, and give its ssh_port if that is not 22",
+    "Authentication error": "correct ssh_user, ssh_key or ssh_password",
+    "No authentication methods available": "give ssh_key, or have ssh-agent hold a key",
+    "No such private key file": "correct ssh_key",
+    "Invalid private key file": "correct ssh_key, which is the file of a private key",
+}
+"""What to do, by a part of pyinfra's message about a connection."""
+
 SHOWN = 200
 """Characters of what a login shell prints that are shown."""
 
@@ -157,7 +167,9 @@ def connecting(connect: Callable[[SSHConnector], None]) -> Callable[[SSHConnecto
         except ChannelException:
             fault = ONE_SESSION
         except PyinfraError as error:
-            raise ConnectError(str(error)) from None
+            # paramiko's error about a port has no number.
+            said = str(error).replace("[Errno None] ", "")
+            raise ConnectError("; ".join([said, *(do for part, do in REMEDIES.items() if part in said)])) from None
         except Exception as error:
             logger.debug("", exc_info=error)
             raise ConnectError(f"{type(error).__name__}: {error}; see: ssh {self.host.name}") from None

@@ -11,15 +11,17 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
-from attrs import Attribute, fields, frozen
+from attrs import Attribute, fields, fields_dict, frozen
 from pyinfra.api import arguments
 from pyinfra.api.connectors import get_all_connectors
 from pyinfra.api.exceptions import ArgumentTypeError, DeployError
 from pyinfra.api.host import Host
 from pyinfra.api.util import raise_if_bad_type
+from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.context import host
 
 import tasks
+from agent.spec.nic import Nic
 from agent.spec.node import NodeSpec
 from agent.spec.strict import Faults, did_you_mean, structure
 
@@ -116,12 +118,16 @@ def leftovers() -> tuple[str, ...]:
 
 
 @cache
+def _own_keys() -> frozenset[str]:
+    read = {*SPEC_KEYS, *(key.name for key in task_keys())}
+    return frozenset({*read, *map(overrides_of, read)})
+
+
+@cache
 def known_keys() -> frozenset[str]:
     """All keys that have a meaning: the spec's, the tasks', and the connectors'."""
     connectors = get_all_connectors()  # type: ignore[no-untyped-call]
-    connector_keys = {name for connector in connectors.values() for name in connector.data_meta}
-    read = {*SPEC_KEYS, *(key.name for key in task_keys())}
-    return frozenset({*read, *map(overrides_of, read), *connector_keys})
+    return _own_keys().union(*(connector.data_meta for connector in connectors.values()))
 
 
 def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
@@ -133,11 +139,18 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
             continue
         if key in known_keys() or key.startswith(("_", SITE)):
             continue
-        # Whoever takes a key for a constant writes it in capitals.
-        hint = did_you_mean(key.lower(), known_keys(), "see docs/inventory.md")
         own = f"keys of your own begin with {SITE!r}, a file's own names with '_'"
-        faults.append(f"{host_name}: unknown key {key!r}; {hint} ({own})")
+        faults.append(f"{host_name}: unknown key {key!r}; {_meant(key)} ({own})")
     return faults
+
+
+@cache
+def _meant(key: str) -> str:
+    """The remedy for an unknown key. Keys of connectors other than ssh resemble nothing that an operator means."""
+    if key.lower() in fields_dict(Nic):
+        return "it is a key of an entry of nics; give it there"
+    known = {*_own_keys(), *SSHConnector.data_meta, *({f"_{key}"} & {*pyinfra_arguments()})}
+    return did_you_mean(key, known, "see docs/inventory.md")
 
 
 # pyinfra gives an argument in data to every operation, and to every question to the node.
@@ -152,7 +165,8 @@ _HARMFUL = {
 
 
 @cache
-def _pyinfra_arguments() -> dict[str, type]:
+def pyinfra_arguments() -> dict[str, type]:
+    """The names of pyinfra's global arguments with their types."""
     return {name: kind for name, kind in arguments.all_global_arguments() if name.startswith("_")}
 
 
@@ -163,7 +177,7 @@ def _nearest_argument(key: str) -> str | None:
     Both begin with the same two letters: `_password`, `_dir` and `_shell` are a file's own names, and not `_su_password`,
     `_chdir` and `_su_shell` mistyped.
     """
-    alike = [name for name in _pyinfra_arguments() if name[:3] == key[:3]]
+    alike = [name for name in pyinfra_arguments() if name[:3] == key[:3]]
     return next(iter(difflib.get_close_matches(key, alike, n=1, cutoff=0.8)), None)
 
 
@@ -173,7 +187,7 @@ def wrong_arguments(data: Mapping[str, object], host_name: str) -> list[str]:
     pyinfra checks neither in data: `"no"` would count as true. Other keys with a leading underscore are private to a file of
     group_data, so only those that resemble an argument are refused. No message has a value, which may be a password.
     """
-    known = _pyinfra_arguments()
+    known = pyinfra_arguments()
     faults = []
     for key in sorted(key for key in data if type(key) is str and key.startswith("_")):
         if key not in known:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from math import ceil
-from traceback import walk_tb
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +20,6 @@ from pyinfra.api.config import Config
 from pyinfra.api.exceptions import ArgumentTypeError, DeployError, PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
-from pyinfra.api.util import PYINFRA_INSTALL_DIR
 from pyinfra.context import host
 
 from tasks.common.commands import fail
@@ -110,15 +109,17 @@ def ends_all(error: Exception) -> bool:
 
 
 def placing(find: Callable[[TracebackType], Any]) -> Callable[[TracebackType], Any]:
-    """get_frame_line_from_tb: where in a deploy's files pyinfra has raised an error; None: it was raised in those files.
+    """get_frame_line_from_tb: where in a deploy's files an error was raised; None: in Trackbed's.
 
     Such an error names the place in the inventory. pyinfra would first name the line of Trackbed that found the fault.
     """
 
     @wraps(find)
     def place(traceback: TracebackType) -> Any:
-        *_, (frame, _) = walk_tb(traceback)
-        return find(traceback) if frame.f_code.co_filename.startswith(PYINFRA_INSTALL_DIR) else None
+        from tasks.common.archive import ROOT  # archive.py imports this module
+
+        found = find(traceback)
+        return None if found and Path(found.filename).is_relative_to(ROOT) else found
 
     return place
 

@@ -92,8 +92,9 @@ def reading(read: Callable[..., Inventory]) -> Callable[..., Inventory]:
             logger.debug("", exc_info=raised)
             # pyinfra_cli wraps what a file raises while it runs.
             error = getattr(raised, "exception", raised)
-            # Whoever comes from another tool may give YAML.
-            said = f"{error.msg} (the file is read as Python)" if isinstance(error, SyntaxError) else error
+            # Whoever comes from another tool may give YAML or JSON.
+            said = error.msg if isinstance(error, SyntaxError) else error
+            said = f"{said} (the file is read as Python)" if isinstance(error, SyntaxError | NameError) else said
             raise InventoryError(f"{_place(error, cwd)}: {type(error).__name__}: {said}; correct the file") from None
         _warn_of_unread(Path(cwd or "."), made)
         return made

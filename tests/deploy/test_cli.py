@@ -91,7 +91,7 @@ def test_options_with_which_pyinfra_would_do_something_else_or_nothing_are_one_e
     done = pyinfra(inventory, *options, a=(FRESH, {}))
     assert done.returncode == 1
     assert said in " ".join(done.stderr.split())
-    assert not re.search("Traceback|exception|EOFError|Connecting to hosts", done.stderr)
+    assert not re.search("Traceback|exception|EOFError|Connecting to hosts|error in /", done.stderr)
 
 
 def test_a_dry_run_for_a_program_needs_no_answer(inventory: Path) -> None:
@@ -104,9 +104,9 @@ def test_the_faults_of_all_hosts_are_named_at_once_and_one_of_their_group_once(i
     done = pyinfra(inventory, "--dry", "--limit", "@fake/[ab]?", **wrong)
     assert done.returncode == 1
     assert done.stderr.partition("--> pyinfra error: @fake/a1.")[2].split("\n@fake/") == [
-        'nics[0].mtu: "9000" is not a whole number (on 2 hosts)',
-        'a1.node_number: "1" is not a whole number',
-        'b2.node_number: "2" is not a whole number\n',
+        'nics[0].mtu: "9000" is not a whole number; write digits, without quotes (on 2 hosts)',
+        'a1.node_number: "1" is not a whole number; write digits, without quotes',
+        'b2.node_number: "2" is not a whole number; write digits, without quotes\n',
     ]
 
 

@@ -83,6 +83,14 @@ def test_a_first_spec_is_planned_and_written(node: Node) -> None:
     assert set(result.inputs) == {TEXT}
 
 
+def test_a_list_of_priorities_as_mlnx_qos_has_it_is_a_warning(node: Node) -> None:
+    spec = node_spec.node_spec({"nics": [{**NIC, "roce": {"pfc": "0,0,0,1,0,0,0,0", "ecn": "3,5"}}]}, "gpu-01")
+    result = node.deploy(lambda: node_spec.deliver(spec=spec, version="2-b"), {**ABSENT, **plan(MTU)})
+    said = "\n".join(result.log)
+    assert "nics[0].roce.pfc: '0,0,0,1,0,0,0,0' names the priorities 0-1; if that is meant, name each once" in said
+    assert "roce.ecn" not in said
+
+
 def test_the_plan_is_printed_once(node: Node) -> None:
     count, mtu, total = plans(node.deploy(deliver, {**ABSENT, **plan(COUNT, MTU)}))
     assert (count.split("  ")[:2], mtu) == ([str(COUNT), "[vf-reset]"], str(MTU))

@@ -104,6 +104,11 @@ def test_relative_paths_begin_at_the_site(site: Path) -> None:
     ("file", "content", "said"),
     [
         ("inventories/prod.py", b"servers = [", "prod.py:1: SyntaxError: '[' was never closed (the file is read as"),
+        (
+            "inventories/prod.py",
+            b"servers = true",
+            "prod.py:1: NameError: name 'true' is not defined (the file is read as",
+        ),
         ("group_data/servers.py", b"\nimport no_such\n", "servers.py:2: ModuleNotFoundError: No module named 'no_"),
         ("group_data/servers.py", b"site_name = '\xff'", "servers.py: UnicodeDecodeError: "),
         ("racks.py", b"\nRACK = 1 / 0\n", "racks.py:2: ZeroDivisionError: division by zero"),
@@ -271,7 +276,9 @@ def test_an_override_reaches_the_deploy_and_one_of_another_host_does_not_stop_it
 
 def test_explain_names_the_file_of_each_value_and_the_defaults(site: Path) -> None:
     secrets = {"_sudo_password": "hunter2", "ssh_paramiko_connect_kwargs": {"passphrase": "hunter2"}}
-    hosts = [("gpu-01", {"nic_overrides": {"rail0": {"vfs": {"count": 4}}}, "ssh_user": "ops", **secrets})]
+    hosts = [
+        ("gpu-01", {"nic_overrides": {"rail0": {"vfs": {"count": 4}}}, "ssh_user": "ops", "_sudo": True, **secrets})
+    ]
     (site / "inventories/prod.py").write_text(f"servers = ({hosts!r}, {{'irqs': {{'exclude_cpus': '0-1'}}}})\n")
     (site / "group_data/all.py").write_text("site_rack = 7\nrps = {'enable': False}\nirqs = {'pin': False}\n")
     lines = explained(site, "gpu-01")
@@ -286,6 +293,7 @@ def test_explain_names_the_file_of_each_value_and_the_defaults(site: Path) -> No
         "ofed = None  # default",
         "site_rack = 7  # group_data/all.py",
         "ssh_user = 'ops'  # inventories/prod.py, host",
+        "_sudo = True  # inventories/prod.py, host",
     } <= set(lines)
     assert not any("hunter2" in line or "rail0.mtu" in line for line in lines)
     assert "nics.rail0.mtu = None  # default" in explained(site, "gpu-01", "nics")
@@ -298,6 +306,8 @@ def test_explain_knows_the_worked_example() -> None:
     assert done.returncode == 0, done.stderr
     assert f"nics.rail7.mtu = 9000  # {ROOT}/group_data/connectx_roce.py\n" in done.stdout
     assert f"disruption.allow = 'none'  # {ROOT}/inventories/prod.py, group careful\n" in done.stdout
+    short = trackbed("explain", "gpu-07", "--inventory", ROOT / "inventories/prod.py")
+    assert (short.returncode, "has no host gpu-07; did you mean 'gpu-07.example.net'?" in short.stderr) == (1, True)
     absent = trackbed("explain", "gpu-99", "--inventory", ROOT / "inventories/prod.py")
     assert (absent.returncode, "has no host gpu-99; its hosts are" in absent.stderr) == (1, True)
 
@@ -306,6 +316,11 @@ def test_explain_knows_the_worked_example() -> None:
     ("key", "code", "said"),
     [
         ("nisc", 1, "nisc is not a key; did you mean 'nics'?"),
+        ("irqs.pin", 0, "irqs.pin = True  # default"),
+        ("irqs.pni", 1, "irqs.pni is not a key; did you mean 'irqs.pin'?"),
+        ("nics.rail7.mtu", 0, "nics.rail7.mtu = 9000  # "),
+        ("_sudo", 0, "_sudo = False  # default"),
+        ("_sudo_password", 1, "_sudo_password is a secret, which is not shown"),
         ("ssh_port", 0, "ssh_port = None  # default"),
         ("ssh_connect_retries", 0, "ssh_connect_retries = 0  # default"),
         ("ssh_password", 1, "ssh_password is a secret, which is not shown"),

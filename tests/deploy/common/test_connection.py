@@ -188,6 +188,36 @@ def test_what_no_connection_can_be_made_to_fails_its_host_only(tmp_path: Path) -
         assert f"[{name}] Unicode" in said and f"; see: ssh {name}" in said
 
 
+@pytest.mark.parametrize(
+    ("host", "said"),
+    [
+        (
+            ("gpu-01.invalid", {}),
+            "); let the inventory have the name alone (its port is ssh_port), or give ssh_hostname",
+        ),
+        (("127.0.0.1:22", {}), "); let the inventory have the name alone (its port is ssh_port)"),
+        # Nothing listens there.
+        (
+            ("127.0.0.1", {"ssh_port": 1}),
+            "(Unable to connect to port 1 on 127.0.0.1); see whether the host runs, and give its",
+        ),
+        (("127.0.0.1", {"ssh_key": "/nowhere"}), "No such private key file: /nowhere; correct ssh_key"),
+    ],
+)
+def test_a_host_that_cannot_be_connected_to_is_told_what_to_correct(
+    tmp_path: Path, host: tuple[str, dict[str, Any]], said: str
+) -> None:
+    assert said in failed(tmp_path, host)
+
+
+def test_a_login_that_is_refused_names_the_keys_of_the_login(tmp_path: Path) -> None:
+    class Refusing(Node):
+        def check_auth_password(self, username: str, password: str) -> int:
+            return int(paramiko.common.AUTH_FAILED)
+
+    assert "(Authentication failed.); correct ssh_user, ssh_key or ssh_password" in refused(tmp_path, Refusing())
+
+
 NAME_SERVER = """
 mount -t tmpfs none /tmp
 printf 'nameserver 127.0.0.1\\noptions timeout:2 attempts:1\\n' > /tmp/resolv.conf

@@ -224,7 +224,8 @@ def test_the_keys_of_another_context_do_not_count(tmp_path: Path) -> None:
 def test_without_a_kubeconfig_the_default_one_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert f"the kubeconfig {tmp_path}/.kube/config is not found" in trackbed("status").stderr
+    said = f"the kubeconfig {tmp_path}/.kube/config is not found; give its path by --kubeconfig or KUBECONFIG"
+    assert said in trackbed("status").stderr
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,11 @@ class Size(IntEnum):
     ("given", "shown"),
     [
         ({"mode": Mode.OBSERVE}, "<Mode.OBSERVE: 'observe'> is not one of enforce, observe"),
-        ({"nics": Size.JUMBO}, "<Size.JUMBO: 9000> is not a list"),
-        ({"sysctls": {"vm.swappiness": date(2026, 12, 31)}}, "datetime.date(2026, 12, 31) is not a string"),
+        ({"nics": Size.JUMBO}, "<Size.JUMBO: 9000> is not a list; put it in [ ]"),
+        (
+            {"sysctls": {"vm.swappiness": date(2026, 12, 31)}},
+            "datetime.date(2026, 12, 31) is not a string; put it in quotes",
+        ),
     ],
 )
 def test_a_value_that_only_python_has_is_shown_as_python_writes_it(given: dict[str, object], shown: str) -> None:
