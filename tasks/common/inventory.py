@@ -10,6 +10,7 @@ from pathlib import Path
 from types import GeneratorType
 from typing import Any
 
+from pyinfra import logger
 from pyinfra.api.exceptions import InventoryError, PyinfraError
 from pyinfra.api.host import Host
 from pyinfra.api.inventory import Inventory
@@ -67,7 +68,19 @@ def groups_of_file(filename: str) -> dict[str, Any]:
     }
     if fault := fault_of(groups):
         raise InventoryError(f"{filename}: {fault}; a value that is no group begins with _")
+    _warn_of_two_values(groups)
     return groups
+
+
+def _warn_of_two_values(groups: Mapping[str, Any]) -> None:
+    """Name a key that a host's entries in two groups give in two ways. pyinfra takes the later group's; `all` is the last."""
+    first: dict[tuple[str, str], tuple[str, Any]] = {}
+    for group in sorted(groups, key="all".__eq__):
+        for name, data in (entry for entry in _entries(groups[group]) if isinstance(entry, tuple)):
+            for key, value in data.items():
+                other, its = first.setdefault((name, key), (group, value))
+                if its != value:
+                    logger.warning(f"{name} has a {key} in {other} and another in {group}, which counts; give it once")
 
 
 def fault_of(groups: Mapping[str, Any]) -> str:

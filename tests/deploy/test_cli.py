@@ -94,6 +94,12 @@ def test_options_with_which_pyinfra_would_do_something_else_or_nothing_are_one_e
     assert not re.search("Traceback|exception|EOFError|Connecting to hosts|error in /", done.stderr)
 
 
+def test_an_error_of_pyinfra_names_no_line_of_trackbed(inventory: Path) -> None:
+    # The host answers nothing.
+    done = deployed(inventory, [("@fake/a", {"node_name": "a"})], "--dry")
+    assert done.stderr.rstrip().endswith("\n--> pyinfra error: No hosts remaining!")
+
+
 def test_a_dry_run_for_a_program_needs_no_answer(inventory: Path) -> None:
     assert pyinfra(inventory, "--dry", "-y", "--json", a=(FRESH, {})).returncode == 0
 

@@ -76,6 +76,14 @@ def test_init_leaves_what_is_there_and_refuses_the_checkout(site: Path) -> None:
     assert not (ROOT / "fleet-of-mine").exists()
 
 
+def test_init_in_a_locale_that_cannot_write_the_folder_s_name_is_one_error(tmp_path: Path) -> None:
+    ascii_only = ("env", "LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0")
+    done = ran(*ascii_only, Path(sys.executable).with_name("trackbed"), "init", tmp_path / "fl\u00f6et")
+    assert done.returncode == 1
+    assert "cannot be written in this locale; set LC_ALL=C.UTF-8" in done.stderr
+    assert "fault of trackbed itself" not in done.stderr
+
+
 @pytest.mark.parametrize("inventory", ["inventories/prod.py", "prod.py", "inventories/eu/prod.py"])
 def test_the_data_of_the_examples_never_reach_a_site(site: Path, inventory: str) -> None:
     # Groups of the examples, one with data of the site and one without.
@@ -149,6 +157,17 @@ def test_what_may_be_meant_for_data_and_is_not_read_is_named(site: Path) -> None
     assert f"{site}/group_data/servers is not read" in said
     assert "NICS is a group" in said and "the key 'nics'?" in said
     assert "shared" not in said and "canary" not in said
+
+
+def test_a_host_with_two_values_of_a_key_in_two_groups_is_named_with_the_one_that_counts(site: Path) -> None:
+    inventory = site / "inventories/prod.py"
+    inventory.write_text(
+        "a = [('@fake/a', {'node_number': 1, 'site_x': 3})]\nb = [('@fake/a', {'node_number': 2, 'site_x': 3})]\n"
+    )
+    said = ran(PYINFRA, inventory, "debug-inventory").stderr
+    assert "@fake/a has a node_number in a and another in b, which counts; give it once" in said
+    assert "has a site_x" not in said
+    assert data_of(inventory)[0]["node_number"] == 2
 
 
 @pytest.mark.parametrize("deploy", ["deploy.py", f"{ROOT}/deploys/remove.py"])
