@@ -27,6 +27,7 @@ from tests.deploy.kubernetes.custom_resources import (
     Definition,
 )
 from tests.lab.conftest import ROOT
+from tests.stand_ins import text_file
 
 PLUGINS = {
     "own_cluster": {"rdma-shared-device-plugin", "sriov-device-plugin", "nvidia-device-plugin"},
@@ -128,8 +129,7 @@ def test_the_lab_s_cluster_is_given_what_the_deploy_renders(clean: ControlPlane,
     pf = nic("fab0", function("0000:21:00.0", "8086:10c9", "ens1f0", driver="igb", vfs=[vf]))
     spec = from_mapping({"node_name": "node1", "nics": [{"name": "fab0", "select": {"pci": "0000:21:00.0"}}]})
     for name, text in made(wanted, {"node1": discover(hardware(pf), spec, {"rdma": "hca"})}).items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        text_file(tmp_path / name, text)
     manifests.apply(clean, tmp_path)
     try:
         assert clean.get("daemonset", "-n", manifests.NAMESPACE, manifests.PLUGIN)

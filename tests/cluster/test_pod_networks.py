@@ -32,6 +32,7 @@ from tests.cluster.rendered import address
 from tests.cluster.reporter.relay import Relay
 from tests.deploy.hardware import RAIL0, hardware
 from tests.private_namespace import pod
+from tests.stand_ins import text_file
 
 RAIL = str(RAIL0["netdevs"][0]["name"])
 PLUGINS = ("multus", "whereabouts")
@@ -109,8 +110,7 @@ def rendered(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
     assert wanted is not None
     spec = from_mapping({"node_name": "node1", "nics": [{"name": "rail0", "select": {"pci": RAIL0["address"]}}]})
     for name, text in made(wanted, {"node1": discover(hardware(RAIL0), spec, {"rdma": "hca"})}).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
+        text_file(folder / name, text)
     manifests.apply(control_plane, folder)
     # No node has the label that they select: they exist, and wait.
     control_plane.kubectl("apply", "-f", str(folder / "macvlan-test-pods.yaml"))

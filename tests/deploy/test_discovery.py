@@ -22,6 +22,7 @@ from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.fake import inventory, pyinfra
 from tests.deploy.test_agent import BASE, NEW, versions
 from tests.sim.machine_file import SimMachine, load
+from tests.stand_ins import text_file
 from tests.zoo.walk import machines
 
 COUNT = 200
@@ -121,8 +122,7 @@ def test_the_files_read_as_a_person_would_write_them(tmp_path: Path) -> None:
 
 def test_what_the_asked_inventory_gives_counts_before_what_was_found(tmp_path: Path) -> None:
     _, known = fleet_of("lab-node", 2)
-    (tmp_path / "group_data").mkdir()
-    (tmp_path / "group_data" / "site.py").write_text("site_rack = 7\n")
+    text_file(tmp_path / "group_data" / "site.py", "site_rack = 7\n")
     (tmp_path / "group_data" / "admin.py").write_text("ready_timeout = 9\n")
     own: dict[str, dict[str, Any]] = {"gpu-1": {"nics": []}, "gpu-2": {}}
     hosts = {name: {"fake_responses": answering(known[name]), **data} for name, data in own.items()}

@@ -24,6 +24,7 @@ from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, Answers, Node, of
+from tests.stand_ins import text_file
 
 PAGE = (ROOT / "docs" / "adding-a-task.md").read_text()
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
@@ -45,8 +46,7 @@ def add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Add]:
     imported: list[str] = []
 
     def added(name: str) -> ModuleType:
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(examples.pop(name))
+        text_file(tmp_path / name, examples.pop(name))
         package = {"host": tasks.host, "drivers": tasks.drivers}[Path(name).parent.name]
         monkeypatch.setattr(package, "__path__", [*package.__path__, str((tmp_path / name).parent)])
         forget_the_tasks()

@@ -17,7 +17,7 @@ from tests.deploy.conftest import Node, status
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, printed
 from tests.deploy.hardware import hardware as node_hardware
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
 ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
@@ -31,8 +31,7 @@ tun0\t00000000\t0102010A\t0003\t0\t0\t0\t00000080\t0\t0\t0
 
 def pci(root: Path, address: str, vendor: str, code: str, driver: str | None = None) -> None:
     folder = root / "sys/bus/pci/devices" / address
-    folder.mkdir(parents=True)
-    (folder / "vendor").write_text(f"0x{vendor}\n")
+    text_file(folder / "vendor", f"0x{vendor}\n")
     (folder / "class").write_text(f"0x{code}\n")
     if driver:
         (root / "sys/bus/pci/drivers" / driver).mkdir(parents=True)
@@ -52,9 +51,8 @@ def root(tmp_path: Path) -> Path:
     pci(tmp_path, "0000:52:00.0", "10de", "068000", "nvswitch")
     for netdev in ("eth0", "lo"):
         (tmp_path / "sys/class/net" / netdev).mkdir(parents=True)
-    (tmp_path / "proc/net").mkdir(parents=True)
-    (tmp_path / "proc/modules").write_text("ib_uverbs 1 2 - Live 0x0\nmlx5_core 1 0 - Live 0x0\n")
-    (tmp_path / "proc/net/route").write_text(ROUTES)
+    text_file(tmp_path / "proc/modules", "ib_uverbs 1 2 - Live 0x0\nmlx5_core 1 0 - Live 0x0\n")
+    text_file(tmp_path / "proc/net/route", ROUTES)
     return tmp_path
 
 
@@ -141,8 +139,7 @@ def test_the_hardware_of_a_node_without_an_agent_is_unknown(root: Path) -> None:
 def kubelet(root: Path, unit: str | None = None, environment: str = "", **files: str) -> KubeletArguments:
     """What is read of a node whose kubelet has this unit, environment, and files with KUBELET_EXTRA_ARGS."""
     for name, text in files.items():
-        (root / name[1:]).parent.mkdir(parents=True, exist_ok=True)
-        (root / name[1:]).write_text(f"{text}\n")
+        text_file(root / name[1:], f"{text}\n")
     shown = f"case $1 in show) said='Environment={environment}' ;; *) said='{unit}' ;; esac; printf '%s\\n' \"$said\""
     program(root / "bin/systemctl", shown if unit else "exit 1")
     return NodeKubelet().process(sh(_KUBELET, root, ENVIRONMENT, PATH=f"{root / 'bin'}:/usr/bin:/bin"))

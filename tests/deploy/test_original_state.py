@@ -9,7 +9,7 @@ from tasks.original_state import Recorded
 from tasks.packages import holds
 from tests.deploy.conftest import Node, files, of
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 
 def test_the_original_state_is_written_once(node: Node) -> None:
@@ -37,8 +37,7 @@ def test_holds_that_an_interrupted_deploy_set_are_noted(node: Node, before: str)
 
 def test_the_script_records_services_vfs_and_holds(tmp_path: Path) -> None:
     device = tmp_path / "sys/bus/pci/devices/0000:21:00.0"
-    device.mkdir(parents=True)
-    (device / "sriov_numvfs").write_text("3\n")
+    text_file(device / "sriov_numvfs", "3\n")
     (device / "sriov_drivers_autoprobe").write_text("1\n")
     (tmp_path / "sys/bus/pci/devices/0000:00:01.0").mkdir()
     (tmp_path / "etc/kubernetes").mkdir(parents=True)
@@ -49,8 +48,7 @@ def test_the_script_records_services_vfs_and_holds(tmp_path: Path) -> None:
         ("sync", f'cat "$1" > {tmp_path}/synced; [ ! -e {tmp_path}/var/before ]'),
     ):
         program(tmp_path / "bin" / name, text)
-    (tmp_path / "etc/dnf/plugins").mkdir(parents=True)
-    (tmp_path / "etc/dnf/plugins/versionlock.list").write_text("\n# Added lock on Sun\nkernel-0:5.14.0-427.el9.*\n")
+    text_file(tmp_path / "etc/dnf/plugins/versionlock.list", "\n# Added lock on Sun\nkernel-0:5.14.0-427.el9.*\n")
     file, path = tmp_path / "var/before", f"{tmp_path}/bin:/usr/bin:/bin"
     sh(original_state._RECORD, "irqbalance.service", tmp_path, file, PATH=path)
     assert (tmp_path / "synced").read_text() == file.read_text()

@@ -7,7 +7,7 @@ import pytest
 from tasks.drivers.ofed.users import PEER_MEMORY, STORAGE
 from tasks.reboot_users import _USERS, RebootUsers
 from tests.deploy.scripts import process, sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 POD = "0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-1.scope"
 
@@ -35,8 +35,7 @@ def root(tmp_path: Path) -> Path:
     ]
     (tmp_path / "proc/1/mounts").write_text("\n".join(mounts) + "\n")
     nvme = tmp_path / "sys/class/nvme/nvme0"
-    nvme.mkdir(parents=True)
-    (nvme / "transport").write_text("rdma\n")
+    text_file(nvme / "transport", "rdma\n")
     for name in ("rdma", "ip", "ss"):
         program(tmp_path / "bin" / name)
     return tmp_path

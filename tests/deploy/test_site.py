@@ -20,6 +20,7 @@ from tasks.common.archive import ROOT
 from tasks.common.site import PIN
 from tests.deploy.fake import IMPORT
 from tests.deploy.test_cli import FRESH
+from tests.stand_ins import text_file
 
 PYINFRA = str(Path(sys.executable).with_name("pyinfra"))
 FAKE = {"fake_responses": FRESH}
@@ -88,8 +89,7 @@ def test_init_in_a_locale_that_cannot_write_the_folder_s_name_is_one_error(tmp_p
 def test_the_data_of_the_examples_never_reach_a_site(site: Path, inventory: str) -> None:
     # Groups of the examples, one with data of the site and one without.
     text = "connectx_roce = ['@fake/a']\nbare_metal_sriov = ['@fake/a']\n"
-    (site / inventory).parent.mkdir(exist_ok=True)
-    (site / inventory).write_text(text)
+    text_file(site / inventory, text)
     (site / "group_data/bare_metal_sriov.py").write_text("site_rack = 7\n")
     assert data_of(site / inventory) == [{"site_rack": 7}]
 
@@ -223,8 +223,7 @@ def test_the_archive_of_pull_mode_has_the_site_in_the_place_of_the_examples(site
     (site / "racks.py").write_text("RACK = 7\n")
     (site / "deploy.py").write_text("raise SystemExit\n")
     (site / "kubeconfig").write_text("secret\n")
-    (site / "rooms").mkdir()
-    (site / "rooms/__init__.py").touch()
+    text_file(site / "rooms/__init__.py")
     # A lock of Emacs, and Vim's copy of what is edited.
     (site / "group_data/.#servers.py").symlink_to("user@host.1:2")
     (site / "inventories/.prod.py.swp").touch()

@@ -35,7 +35,7 @@ from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
 from tests.chaos.smallest import smallest
 from tests.chaos.trial import OFTEN, RELEASE, difference, of_journal, without
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 from tests.unit.reporter.scripted import token_of
 
 
@@ -232,8 +232,7 @@ class Sysfs:
         for pci, name in {PF_PCI: "", VF_PCI: "", **self.netdevs}.items():
             (devices / pci / "msi_irqs" / pci).mkdir(parents=True)
             if name:
-                (devices / pci / "net" / name / "queues/rx-0").mkdir(parents=True)
-                (devices / pci / "net" / name / "queues/rx-0/rps_cpus").write_text("f")
+                text_file(devices / pci / "net" / name / "queues/rx-0/rps_cpus", "f")
                 (devices / pci / "net" / name / "mtu").write_text(self.mtu)
         (devices / PF_PCI / "virtfn0").symlink_to(f"../{VF_PCI}")
         (devices / VF_PCI / "physfn").symlink_to(f"../{PF_PCI}")

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.stand_ins import text_file
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +39,7 @@ def converged(folder: Path, **attributes: Any) -> Any:
 def write(folder: Path, names: list[str]) -> None:
     for name in names:
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(examples()[name])
+        text_file(path, examples()[name])
 
 
 def test_the_page_shows_a_kind_a_probe_a_driver_family_and_a_vf_attribute() -> None:

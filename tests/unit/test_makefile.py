@@ -10,7 +10,7 @@ import pytest
 
 from tests.deploy.fake import IMPORT
 from tests.deploy.test_cli import DATA, FRESH
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,8 +36,7 @@ def control_beside(folder: Path, **pythons: str) -> subprocess.CompletedProcess[
     """`make .venv/.control` where PATH has these programs, and what make itself needs."""
     shutil.copy(ROOT / "Makefile", folder)
     (folder / "pyproject.toml").write_text("")
-    (folder / "requirements").mkdir()
-    (folder / "requirements/control.txt").write_text("")
+    text_file(folder / "requirements/control.txt", "")
     path = folder / "path"
     path.mkdir()
     for name in ("make", "sh", "id", "nproc", "expr", "touch", "true"):

@@ -11,6 +11,7 @@ import pytest
 from tasks.common import archive
 from tests import release
 from tests.release import CHECKS, RESULTS, SUITES, Checkout, Missing, checklist
+from tests.stand_ins import text_file
 
 VERSION = "1.2.3"
 ENTRY = f"# Changelog\n\n## [Unreleased]\n\n## [{VERSION}] - 2026-01-31\n\n- One thing.\n"
@@ -19,8 +20,7 @@ PASSED = '<testsuites><testsuite tests="3" failures="0" errors="0" skipped="1" t
 
 def put(checkout: Checkout, name: str, text: str) -> None:
     path = checkout.root / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
+    text_file(path, text)
 
 
 @pytest.fixture

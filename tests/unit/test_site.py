@@ -19,6 +19,7 @@ from handbook import campaign, conditions, spec, trials
 from handbook.hooks import PICTURES
 from handbook.recordings import RECORDINGS
 from tests.chromium import Scheme, illegible
+from tests.stand_ins import text_file
 
 pytestmark = pytest.mark.slow
 
@@ -202,12 +203,8 @@ def test_a_run_of_the_campaign_is_recorded_and_replaces_the_one_before(tmp_path:
     earlier = [{"command": command, "shows": "x holds", "result": "?", "duration": "?"} for command in by_hand]
     (docs / "campaign/lab.json").write_text(json.dumps({"columns": columns, "runs": earlier}))
     tests = tmp_path / "tests/lab"
-    tests.mkdir(parents=True)
-    (tests / "test_x.py").write_text("def test_that_holds():\n    pass\n")
-    (tests / "room").mkdir()
-    (tests / "room/test_y.py").write_text(
-        "def test_this_fails():\n    assert False\n\ndef test_it_holds():\n    pass\n"
-    )
+    text_file(tests / "test_x.py", "def test_that_holds():\n    pass\n")
+    text_file(tests / "room/test_y.py", "def test_this_fails():\n    assert False\n\ndef test_it_holds():\n    pass\n")
     results = tmp_path / "results.xml"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={results}", "tests/lab"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
@@ -244,8 +241,7 @@ def written(path: Path, *rows: dict[str, object]) -> str:
 def docs(tmp_path: Path) -> Path:
     """The folder docs, without a recorded trial."""
     docs = tmp_path / "docs"
-    (docs / "campaign").mkdir(parents=True)
-    (docs / "campaign/faults.jsonl").touch()
+    text_file(docs / "campaign/faults.jsonl")
     return docs
 
 

@@ -30,7 +30,7 @@ from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests
 from tests.deploy.scripts import sh
 from tests.sim.machine_file import PCI, SimMachine, load
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 HERE = Path(__file__).parent
 HOST = "server-01"
@@ -233,5 +233,4 @@ def _export(machine: SimMachine, root: Path) -> None:
     for name in tree.folders.get("/sys/class/net", ()):
         (root / "sys/class/net" / name).mkdir(parents=True)
     route = machine.facts.get("route")
-    (root / "proc/net").mkdir(parents=True)
-    (root / "proc/net/route").write_text(f"{route}\t00000000\t0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n" if route else "")
+    text_file(root / "proc/net/route", f"{route}\t00000000\t0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n" if route else "")

@@ -31,6 +31,7 @@ from lab.cluster.control_plane import ControlPlane
 from tests.cluster.planes import received
 from tests.cluster.reporter.fleet_process import Member, Said
 from tests.cluster.reporter.reporters import Fixed, by_admin, node, prepare, until
+from tests.stand_ins import text_file
 
 ROOT = Path(__file__).parents[3]
 FLEET = int(os.environ.get("TRACKBED_TEST_FLEET", "1000"))
@@ -205,8 +206,7 @@ def test_a_thousand_reporters_renew_their_tokens_at_once(
     ca, identities = str(plane.authority.pair.certificate), []
     for name, token in tokens_of(plane, names, 600).items():
         own = folder / name
-        own.mkdir()
-        (own / "brought").write_text(token)
+        text_file(own / "brought", token)
         identities.append(BoundToken(Settings(name, plane.url, ca, token_days=1), own, own / "brought"))
     mark, began = len(plane.audit()), time.monotonic()
     before = spent(plane)

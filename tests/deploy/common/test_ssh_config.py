@@ -11,6 +11,7 @@ from paramiko import SSHException
 from pyinfra.connectors.sshuserclient.config import SSHConfig
 
 from tasks.common.replacements import REPLACEMENTS
+from tests.stand_ins import text_file
 
 REPLACED = [place for place, by in REPLACEMENTS.items() if by.__module__ == "tasks.common.ssh_config"]
 
@@ -70,8 +71,7 @@ def test_a_criterion_that_cannot_be_judged_is_named(
 
 def test_each_file_of_an_include_is_read_as_often_as_it_is_named(tmp_path: Path, replace: Callable[..., None]) -> None:
     replace(*REPLACED)
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "10-hosts").write_text("Host gpu-*\n  Include of-gpus  # shared\n")
+    text_file(tmp_path / "parts" / "10-hosts", "Host gpu-*\n  Include of-gpus  # shared\n")
     (tmp_path / "parts" / "20-hosts").write_text("Host cpu-*\nInclude of-gpus\n")
     (tmp_path / "of-gpus").write_text("User root\n")
     text = f'Include absent "{tmp_path}/parts/*" absent\nHost *\nUser operator\n'

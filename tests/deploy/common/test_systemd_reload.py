@@ -24,7 +24,7 @@ from tasks.kubernetes import kubelet, reporter
 from tasks.packages import INTERPRETERS, vendor_repository
 from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 SLICE = "/kubepods.slice/kubepods-pod1.slice"
 NUMBER = "1:3"  # of /dev/null
@@ -34,8 +34,7 @@ def container(root: Path, name: str, gpus: tuple[str, ...], cgroups: str = "") -
     """A running container with these GPUs; its scope's name."""
     scope, process = f"{name}.scope", str(len(list(root.glob("proc/*"))) + 10)
     group = root / f"sys/fs/cgroup{cgroups}{SLICE}/{scope}"
-    group.mkdir(parents=True)
-    (group / "cgroup.procs").write_text(f"{process}\n99\n")
+    text_file(group / "cgroup.procs", f"{process}\n99\n")
     devices = root / "proc" / process / "root/dev"
     devices.mkdir(parents=True)
     for gpu in gpus:

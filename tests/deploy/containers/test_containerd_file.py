@@ -9,7 +9,7 @@ import pytest
 
 from tasks.containers import container_engine, engine_files
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 # A containerd that reads its file as TOML, with the plugin's section named as in its version.
 CONTAINERD = """\
@@ -115,11 +115,9 @@ class Machine:
     def kubelet(self, text: str, *arguments: str) -> None:
         """Write the kubelet's configuration, and start a kubelet with these arguments, if any."""
         config = self.folder / "var/lib/kubelet/config.yaml"
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(text)
+        text_file(config, text)
         if arguments:
-            (self.folder / "proc/42").mkdir(parents=True)
-            (self.folder / "proc/42/cmdline").write_text("\0".join(("kubelet", *arguments, "")))
+            text_file(self.folder / "proc/42/cmdline", "\0".join(("kubelet", *arguments, "")))
             program(self.bin / "pgrep", '[ "$2" = kubelet ] && echo 42')
 
     def run(self, mode: str) -> engine_files.DryRun:
@@ -292,8 +290,7 @@ def test_an_explicit_cgroupfs_of_the_operator_is_not_overwritten(
 
 def test_an_explicit_cgroupfs_in_an_imported_file_is_not_overwritten(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "v2.2.9")
-    (machine.main.parent / "conf.d").mkdir()
-    (machine.main.parent / "conf.d/ours.toml").write_text(f"version = 2\n{CGROUPFS}")
+    text_file(machine.main.parent / "conf.d/ours.toml", f"version = 2\n{CGROUPFS}")
     machine.write(f'version = 2\nimports = ["{machine.work}/etc/containerd/conf.d/*.toml"]\n')
     [fault] = machine.run("dry-run").faults
     assert "ours.toml sets SystemdCgroup = false" in fault

@@ -11,7 +11,7 @@ from tasks.common import archive
 from tasks.common.commands import script
 from tasks.containers import engine_files
 from tests.deploy.scripts import ran, sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 SCRIPT = (archive.ROOT / "templates" / "engine-configuration.sh").read_text()
 CHOOSE = (
@@ -74,8 +74,7 @@ def test_the_former_drop_in_is_not_in_a_folder_of_which_cri_o_reads_every_file(
 ) -> None:
     """99-nvidia.toml.previous would override 99-nvidia.toml (github.com/cri-o/cri-o/issues/6190)."""
     for root, text in (("node", "old"), ("overlay", "new")):
-        (tmp_path / root / "crio/crio.conf.d").mkdir(parents=True)
-        (tmp_path / root / "crio/crio.conf.d/99-nvidia.toml").write_text(text)
+        text_file(tmp_path / root / "crio/crio.conf.d/99-nvidia.toml", text)
     former = (tmp_path / "node/crio/crio.conf.d/99-nvidia.toml").stat().st_ino
     for name in ("systemctl", "journalctl"):
         program(tmp_path / "bin" / name)
@@ -147,8 +146,7 @@ def test_a_file_is_checked_beside_the_arguments_of_the_running_docker(
 ) -> None:
     program(tmp_path / "bin/dockerd", DOCKERD)
     program(tmp_path / "bin/systemctl", f"echo {0 if arguments is None else 42}")
-    (tmp_path / "proc/42").mkdir(parents=True)
-    (tmp_path / "proc/42/cmdline").write_text("\0".join((str(tmp_path / "bin/dockerd"), *(arguments or ()), "")))
+    text_file(tmp_path / "proc/42/cmdline", "\0".join((str(tmp_path / "bin/dockerd"), *(arguments or ()), "")))
     text = f"main=/etc/docker/daemon.json\n{VALIDATE.replace('/proc/', f'{tmp_path}/proc/')}validate"
     checked = ran(script(text), tmp_path / "bin")
     assert (checked.returncode == 0, "specified both" not in checked.stderr) == (accepted, accepted), checked
@@ -289,8 +287,7 @@ def test_a_node_without_containerd_is_told_where_those_of_kubernetes_find_the_ru
 def test_a_setting_that_closes_gpus_to_containers_is_named(
     tmp_path: Path, version: str, text: str, closed: bool
 ) -> None:
-    (tmp_path / "etc/nvidia-container-runtime").mkdir(parents=True)
-    (tmp_path / "etc/nvidia-container-runtime/config.toml").write_text(f"[nvidia-container-cli]\n{text}\n")
+    text_file(tmp_path / "etc/nvidia-container-runtime/config.toml", f"[nvidia-container-cli]\n{text}\n")
     program(tmp_path / "bin/nvidia-ctk", f"echo NVIDIA Container Toolkit CLI version {version}; echo commit: abc")
     done = ran(script(f"engine=docker\n{CLOSED}"), tmp_path / "bin", MACHINE=str(tmp_path))
     warnings = engine_files.parse(done.stdout.splitlines()).warnings

@@ -18,7 +18,7 @@ from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, SIGNATURES, Answers, Node, file_answers, of
 from tests.deploy.scripts import ran, sh
 from tests.deploy.systems import ROCKY_8, UBUNTU, dpkg, rpm
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 REPOSITORY = {"uri": "http://repo.example.net", "key": "http://repo.example.net/key.asc", "fingerprint": FINGERPRINT}
@@ -291,8 +291,7 @@ def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
 
 def test_an_installer_that_fails_shows_the_build_log_and_is_run_again(tmp_path: Path) -> None:
     log = tmp_path / "erdma/1.0/build/make.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("erdma_cm.c:1:1: error: no such thing\n")
+    text_file(log, "erdma_cm.c:1:1: error: no such thing\n")
     made = archive(tmp_path, "exit 3")
     note = tmp_path / "note"
     done = run_installer(made, hashlib.sha256(made.read_bytes()).hexdigest(), note)

@@ -11,7 +11,7 @@ from tasks.drivers.gpu_driver import fabric, services, versions
 from tasks.drivers.gpu_driver import modules as driver_modules
 from tasks.packages import _AVAILABLE, AvailableVersions, Family
 from tests.deploy.scripts import process, sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 
 def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
@@ -110,8 +110,7 @@ def test_a_fabric_that_registers_gpus_is_waited_for(tmp_path: Path) -> None:
 
 def device(root: Path, address: str, vendor: str, kind: str, driver: str = "", vpd: str = "") -> None:
     path = root / "sys/bus/pci/devices" / address
-    path.mkdir(parents=True)
-    (path / "vendor").write_text(f"{vendor}\n")
+    text_file(path / "vendor", f"{vendor}\n")
     (path / "class").write_text(f"{kind}\n")
     if driver:
         (path / "driver").symlink_to(f"../../drivers/{driver}")

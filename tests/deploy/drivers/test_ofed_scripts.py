@@ -14,7 +14,7 @@ from tasks.drivers.ofed.users import USERS, OfedUsers
 from tasks.packages import holds
 from tasks.packages.dkms import Module
 from tests.deploy.scripts import ran, sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 
 @pytest.fixture
@@ -27,8 +27,7 @@ def root(tmp_path: Path) -> Path:
         (folder / name).touch()
     module(tmp_path, "rdma_rxe", refcnt=1)
     (tmp_path / "sys/module/rdma_rxe/srcversion").write_text("AB\n")
-    (tmp_path / "proc/1").mkdir(parents=True)
-    (tmp_path / "proc/1/mounts").write_text("/dev/vda / ext4 rw 0 0\n")
+    text_file(tmp_path / "proc/1/mounts", "/dev/vda / ext4 rw 0 0\n")
     return tmp_path
 
 
@@ -55,11 +54,9 @@ def test_modules_of_packages_without_dkms_count(tmp_path: Path) -> None:
     kernel = os.uname().release
     lib = tmp_path / f"lib/modules/{kernel}"
     for file in ("extra/mlnx-ofa_kernel/net/mlx5_core.ko.xz", "weak-updates/iser/ib_iser.ko", "extra/other/other.ko"):
-        (lib / file).parent.mkdir(parents=True)
-        (lib / file).touch()
+        text_file(lib / file)
     listing = tmp_path / "var/lib/dpkg/info/mlnx-ofed-kernel-modules.list"
-    listing.parent.mkdir(parents=True)
-    listing.write_text(f"/lib/modules/{kernel}/updates/mlx5_ib.ko\n/lib/modules/1.2.3/updates/old.ko\n/usr/share/doc\n")
+    text_file(listing, f"/lib/modules/{kernel}/updates/mlx5_ib.ko\n/lib/modules/1.2.3/updates/old.ko\n/usr/share/doc\n")
     message = sh(modules._STACK, tmp_path, *modules.NAMES)
     built = [line.split()[1] for line in message if line.startswith("built")]
     assert built == ["ib_iser", "mlx5_core", "mlx5_ib"]
@@ -80,8 +77,7 @@ def test_modules_held_only_by_other_modules_have_no_users(root: Path) -> None:
 def test_users_of_the_modules_are_named(root: Path) -> None:
     module(root, "nvidia_peermem", 2)
     module(root, "ib_iser", 2, ("other",))
-    (root / "sys/class/nvme/nvme1").mkdir(parents=True)
-    (root / "sys/class/nvme/nvme1/transport").write_text("rdma\n")
+    text_file(root / "sys/class/nvme/nvme1/transport", "rdma\n")
     (root / "proc/1/mounts").write_text(
         "10.0.0.1:/a /data nfs4 rw,vers=4.2,proto=rdma,port=20049 0 0\n"
         "10.0.0.1@o2ib:/b /scratch lustre rw 0 0\n"
@@ -158,8 +154,7 @@ def test_users_of_netdevs_and_vfs_are_named(root: Path) -> None:
     for function in driver.iterdir():
         (function / "class").write_text("0x020000\n")
     # An InfiniBand function need not have a netdev.
-    (driver / "0000:22:00.0").mkdir()
-    (driver / "0000:22:00.0/class").write_text("0x020700\n")
+    text_file(driver / "0000:22:00.0/class", "0x020700\n")
     (driver / "module").symlink_to("../../../../module/mlx5_core")
     (root / "sys/module/mlx5_core").mkdir()
     (root / "vf/0000:21:00.3").mkdir(parents=True)
@@ -217,8 +212,7 @@ def test_a_connection_with_another_machine_is_a_user(root: Path, ends: str, foun
 
 def test_an_initramfs_that_is_older_than_its_module_is_found(tmp_path: Path) -> None:
     image = tmp_path / f"boot/initrd.img-{os.uname().release}"
-    image.parent.mkdir()
-    image.touch()
+    text_file(image)
     for name in ("mlx5_core.ko", "rdma_rxe.ko"):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (2_000_000_000, 2_000_000_000))
@@ -249,8 +243,7 @@ def install(root: Path, installer: str) -> subprocess.CompletedProcess[str]:
     with tarfile.open(bundle, "w:gz") as made:
         made.add(root / "MLNX", "MLNX")
     if not (root / "var").exists():
-        (root / "var").mkdir()
-        (root / "var/installed").write_text("sha256\nMLNX_OFED\nold-package\n")
+        text_file(root / "var/installed", "sha256\nMLNX_OFED\nold-package\n")
     program(root / "bin/dpkg-query", "")
     program(
         root / "bin/apt-mark",

@@ -18,6 +18,7 @@ from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
 from tests.deploy.test_reboot import Turns
+from tests.stand_ins import text_file
 
 ARGUMENTS = of(KernelArguments)
 REQUESTS = of(NodeRebootRequests)
@@ -280,8 +281,7 @@ def test_the_files_that_a_boot_reads_later_are_found(tmp_path: Path) -> None:
         "usr/lib/sysctl.d/99-b,c.conf": "vm.swappiness = 5\n",
         "usr/lib/sysctl.d/95-a.conf": "net/core/somaxconn = 1 = 2\nnet.ipv4.conf.*.rp_filter = 2\n",
     }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        text_file(tmp_path / name, text)
     (tmp_path / "etc/sysctl.d/91-folder.conf").mkdir()
     (tmp_path / "etc/sysctl.d/92-masked.conf").symlink_to("/dev/null")
     (tmp_path / "usr/lib/sysctl.d/92-masked.conf").write_text("vm.swappiness = 6\n")

@@ -7,7 +7,7 @@ import pytest
 
 from tasks.host import boot
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 
 def arguments(root: Path, path: str) -> boot.Arguments:
@@ -16,8 +16,7 @@ def arguments(root: Path, path: str) -> boot.Arguments:
 
 
 def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cmdline").write_text("BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet\n")
+    text_file(tmp_path / "proc/cmdline", "BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet\n")
     path = os.environ["PATH"]
     if not any(Path(folder, name).exists() for folder in path.split(":") for name in ("update-grub", "grubby")):
         assert arguments(tmp_path, path) == boot.Arguments(running="BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet")
@@ -25,10 +24,8 @@ def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
     path = f"{tmp_path}/bin:{path}"
     # No menu was ever written.
     assert (arguments(tmp_path, path).loader, arguments(tmp_path, path).next) == ("grub", "")
-    (tmp_path / "boot/grub").mkdir(parents=True)
-    (tmp_path / "boot/grub/grub.cfg").write_text(
-        "menuentry {\n\tlinux\t/boot/vmlinuz root=/dev/sda1 ro quiet iommu=pt pci=realloc\n}\n\tlinux /boot/vmlinuz single\n"
-    )
+    entry = "\tlinux\t/boot/vmlinuz root=/dev/sda1 ro quiet iommu=pt pci=realloc\n"
+    text_file(tmp_path / "boot/grub/grub.cfg", f"menuentry {{\n{entry}}}\n\tlinux /boot/vmlinuz single\n")
     pending = tmp_path / "pending"
     sh(boot._GRUB, tmp_path / "drop-in.cfg", "iommu=pt pci=realloc", "# ours", pending, PATH=path)
     assert not pending.exists()
@@ -49,8 +46,7 @@ def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
 
 def test_grub_gets_a_semicolon_in_quotation_marks(tmp_path: Path) -> None:
     """Without them it ends the command: grub-script-check refuses `linux /vmlinuz a=1;fi`, and takes `'a=1;fi'`."""
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cmdline").write_text("ro\n")
+    text_file(tmp_path / "proc/cmdline", "ro\n")
     drop_in, menu = tmp_path / "drop-in.cfg", tmp_path / "boot/grub/grub.cfg"
     menu.parent.mkdir(parents=True)
     # As grub-mkconfig does: it sources the drop-in, and 10_linux writes the arguments as they are.
@@ -69,8 +65,7 @@ def test_grub_gets_a_semicolon_in_quotation_marks(tmp_path: Path) -> None:
 
 
 def test_grubbys_kernel_arguments_are_read(tmp_path: Path) -> None:
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/cmdline").write_text("root=/dev/sda1 ro\n")
+    text_file(tmp_path / "proc/cmdline", "root=/dev/sda1 ro\n")
     program(
         tmp_path / "bin" / "grubby",
         f'if [ "$1" = --info=DEFAULT ]; then echo \'args="ro quiet iommu=pt"\'; else echo "$*" >> {tmp_path}/did; fi',
@@ -119,12 +114,10 @@ def test_a_deploy_that_is_killed_after_it_has_made_the_initramfs_has_requested_t
 def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path, module: str, file: str) -> None:
     assert initramfs(tmp_path) is None
     image = tmp_path / "boot" / f"initrd.img-{os.uname().release}"
-    image.parent.mkdir()
-    image.write_text("one")
+    text_file(image, "one")
     os.utime(image, (1, 1))
     options = tmp_path / "modprobe.d/trackbed.conf"
-    options.parent.mkdir()
-    options.write_text("options erdma compat_mode=Y\n")
+    text_file(options, "options erdma compat_mode=Y\n")
     program(tmp_path / "bin" / "lsinitramfs", f"echo usr/lib/modules/6.1/kernel/drivers/{file}")
     program(tmp_path / "bin" / "update-initramfs", f"echo again >> {image}")
 

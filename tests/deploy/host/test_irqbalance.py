@@ -10,7 +10,7 @@ from tasks.host import irqbalance
 from tasks.host.irqbalance import Confined, IrqbalanceCommand
 from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, files, of
 from tests.deploy.scripts import ran, sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 RUNS = {of(UnitStates): ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
 ABSENT = {of(UnitStates): ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
@@ -107,8 +107,7 @@ def test_where_selinux_keeps_irqbalance_from_its_script_the_policy_is_refused(
     node: Node, tmp_path: Path, enforce: str | None, permissive: bool, confined: bool
 ) -> None:
     if enforce is not None:
-        (tmp_path / "sys/fs/selinux").mkdir(parents=True)
-        (tmp_path / "sys/fs/selinux/enforce").write_text(enforce)
+        text_file(tmp_path / "sys/fs/selinux/enforce", enforce)
     if permissive:
         (tmp_path / "var/lib/selinux/targeted/active/modules/400/permissive_irqbalance_t").mkdir(parents=True)
     answer = sh(irqbalance._CONFINED, tmp_path)

@@ -16,7 +16,7 @@ from tasks.packages.dkms import RunningKernel
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, Node, file_answers, of
 from tests.deploy.scripts import ran, sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 PENDING = of(PendingModules)
 BOOT = "# Written by Trackbed; changes here are overwritten.\nib_umad\nrdma_ucm\n"
@@ -112,8 +112,7 @@ def test_a_line_by_which_modprobe_loads_nothing_is_named(tmp_path: Path, line: s
 
 def test_a_kernel_that_loads_no_more_modules_is_named(tmp_path: Path) -> None:
     program(tmp_path / "bin/modprobe", "case $1 in --dry-run) echo insmod /lib/modules/x.ko ;; *) exit 1 ;; esac")
-    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
-    (tmp_path / "proc/sys/kernel/modules_disabled").write_text("1\n")
+    text_file(tmp_path / "proc/sys/kernel/modules_disabled", "1\n")
     done = ran(load("ib_umad"), tmp_path / "bin", MACHINE=str(tmp_path))
     assert done.returncode == 1
     assert "the kernel loads no more modules in this boot (kernel.modules_disabled); reboot, so" in done.stderr

@@ -8,7 +8,7 @@ from tasks.host import limits
 from tasks.host.limits import LimitedDaemons
 from tests.deploy.conftest import Answers, Node, file_lines, of
 from tests.deploy.scripts import ran, sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 FILES, LIMITED = of(units.DropIns), of(LimitedDaemons)
 
@@ -61,8 +61,7 @@ def test_systemd_is_told_of_a_drop_in_that_is_gone_although_it_did_not_read_its_
     node: Node, tmp_path: Path, others: bool
 ) -> None:
     folder = tmp_path / "slurmd.service.d"
-    folder.mkdir()
-    (folder / limits.DROP_IN).write_text(limits.DROP_IN_TEXT)
+    text_file(folder / limits.DROP_IN, limits.DROP_IN_TEXT)
     (tmp_path / "other.service.d").mkdir()
     if others:
         (folder / "mine.conf").write_text("")

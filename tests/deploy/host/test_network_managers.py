@@ -18,7 +18,7 @@ from tasks.host.network_managers import (
 )
 from tests.deploy.conftest import Answers, Node, Result, file_answers, files, of
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 MANAGERS = of(NetworkManagers)
 UNMARKED = of(UnmarkedVfs)
@@ -92,8 +92,7 @@ def test_a_vf_older_than_the_rule_is_marked_by_the_next_deploy(node: Node) -> No
 @pytest.fixture
 def vfs(tmp_path: Path) -> Path:
     """A node with two VFs, of which udev has marked the first: the folder of its netdevs."""
-    (tmp_path / "run/udev/data").mkdir(parents=True)
-    (tmp_path / "run/udev/data/n1").write_text("E:TRACKBED_VF=1\n")
+    text_file(tmp_path / "run/udev/data/n1", "E:TRACKBED_VF=1\n")
     for index, name in enumerate(("ens1f0v0", "eth1"), 1):
         (tmp_path / "sys/class/net" / name / "device/physfn").mkdir(parents=True)
         (tmp_path / "sys/class/net" / name / "ifindex").write_text(f"{index}\n")

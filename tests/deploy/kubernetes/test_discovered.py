@@ -20,6 +20,7 @@ from tasks.kubernetes.manifests.discovered import Discovered, discover, read_nod
 from tests.deploy.fake import deployed
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, function, hardware, has, nic, rdma
 from tests.sim.kernel import Kernel
+from tests.stand_ins import text_file
 
 SPEC = from_mapping({"node_name": "a", "nics": [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]})
 STORAGE = function("0000:c1:00.0", "15b3:101b", "ens9f0", rdma("mlx5_9"))
@@ -207,8 +208,7 @@ def test_a_deploy_refuses_the_unreadable_file_of_a_host_outside_its_limit(tmp_pa
     plugins = {"folder": str(tmp_path / "made")}
     data = {"fake_responses": has(*RAILS), "device_plugins": plugins, "labels": {}, "node_name": "a"}
     other = tmp_path / "made" / "nodes" / "@fake_b.json"
-    other.parent.mkdir(parents=True)
-    other.write_text("{")
+    text_file(other, "{")
     render = "from tasks.kubernetes import manifests\nmanifests.render()\n"
     done = deployed(tmp_path, dict.fromkeys("ab", data), render, "--limit", "@fake/a")
     assert done.returncode == 1

@@ -10,7 +10,7 @@ from tasks.common.units import DropIns
 from tasks.kubernetes import kubelet
 from tests.deploy.conftest import Answers, Node, file_lines, of
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 DROP_IN = "/etc/systemd/system/kubelet.service.d/20-trackbed-gate.conf"
 K3S = "/etc/systemd/system/k3s-agent.service.d/20-trackbed-gate.conf"
@@ -100,10 +100,8 @@ def test_a_gate_that_would_hold_nothing_is_refused(
 ) -> None:
     program(tmp_path / "bin/systemctl", f'[ "$3" = "{active}.service" ]')
     program(tmp_path / "bin/pgrep", "echo 7" if process else "exit 1")
-    (tmp_path / "proc/7").mkdir(parents=True)
-    (tmp_path / "proc/7/cmdline").write_text("\0".join(["kubelet", *process.split()]) + "\0")
-    (tmp_path / "etc/rancher/rke2").mkdir(parents=True)
-    (tmp_path / "etc/rancher/rke2/config.yaml").write_text(f"{config}\n")
+    text_file(tmp_path / "proc/7/cmdline", "\0".join(["kubelet", *process.split()]) + "\0")
+    text_file(tmp_path / "etc/rancher/rke2/config.yaml", f"{config}\n")
     wanted = kubelet.Kubelet("hold", **given)  # type: ignore[arg-type]
     others = [each for each in kubelet.OTHERS if each != wanted.gated]
     found = sh(kubelet._TARGET, tmp_path, wanted.gated, wanted.joined, *others, programs=tmp_path / "bin")

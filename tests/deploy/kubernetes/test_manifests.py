@@ -13,6 +13,7 @@ from tasks.kubernetes import manifests as task
 from tests.deploy.conftest import Answers, Node, OwnConnector, Result
 from tests.deploy.fake import deployed
 from tests.deploy.hardware import ERDMA, GPUS, RAIL0, VIRTIO, has
+from tests.stand_ins import text_file
 
 FEATURE = "feature.node.kubernetes.io"
 CONFIGURED = f"{FEATURE}/network-sriov.configured"
@@ -101,8 +102,7 @@ def test_a_damaged_file_is_written_anew(node: Node, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_fails_the_host_with_the_reason(node: Node, tmp_path: Path, place: str) -> None:
     folder = tmp_path / "made"
     if place in ("", "nodes"):
-        (folder / place).parent.mkdir(exist_ok=True)
-        (folder / place).write_text("a file, and no folder")
+        text_file(folder / place, "a file, and no folder")
     else:
         (folder / place).mkdir(parents=True)
     result = deploy(node, folder, has(RAIL0))

@@ -24,6 +24,7 @@ from tests.deploy.hardware import RAIL0, has
 from tests.deploy.kubernetes.kubernetes_api import faults
 from tests.deploy.kubernetes.test_device_plugins import FLEET, WANTED, documents
 from tests.deploy.scripts import sh
+from tests.stand_ins import text_file
 
 EVERY = NetworkPlugins(Multus(), Whereabouts(), SriovCni(), RdmaCni())
 ALL = evolve(WANTED, network_plugins=EVERY)
@@ -85,8 +86,7 @@ def test_plugins_keep_the_token_of_their_kubeconfig_valid(name: str, renews: str
     "there", [pytest.param("00-multus.conf.cilium_bak", id="multus-cni-972"), "00-multus.conf", "10-crio.cilium_bak"]
 )
 def test_a_configuration_of_multus_that_cilium_has_renamed_is_named(node: Node, tmp_path: Path, there: str) -> None:
-    (tmp_path / "etc/cni/net.d").mkdir(parents=True)
-    (tmp_path / "etc/cni/net.d" / there).touch()
+    text_file(tmp_path / "etc/cni/net.d" / there)
     node.data = {"device_plugins": {**LEAST, "folder": str(tmp_path), "network_plugins": {"multus": {}}}}
     answers = {of(Displaced): sh(Displaced.shell, tmp_path)}
     result = node.deploy(task.render, {**has(RAIL0), **answers})

@@ -9,7 +9,7 @@ from tasks.packages import dkms
 from tasks.packages.dkms import Builds, OtherModules
 from tests.deploy.conftest import Node, of
 from tests.deploy.scripts import ran, sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 KERNEL = {"uname -r": "6.1.0-9-amd64"}
 
@@ -132,8 +132,7 @@ def tree(tmp_path: Path) -> Tree:
     program(tmp_path / "dkms", DKMS_2_8)
     module = tmp_path / "tree/erdma"
     made = Tree(tmp_path, tmp_path / "source", tmp_path / "erdma.ko", module / "1.1/6.1", module / "kernel-6.1")
-    made.built.parent.mkdir(parents=True)
-    made.built.write_text("built")
+    text_file(made.built, "built")
     made.kernel.write_text("another")
     made.source.write_text("with new options")
     return made
@@ -180,8 +179,7 @@ def test_the_cause_of_a_failed_build_is_shown(tmp_path: Path) -> None:
     message = cause(tmp_path)
     assert "linux-headers-0.0.0-none" in message and "kernel-devel-0.0.0-none" in message
     log = tmp_path / "erdma/1.0/build/make.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("make: Entering\nerdma_main.c:9:1: error: unknown type name 'oops'\nmake: leaving\n")
+    text_file(log, "make: Entering\nerdma_main.c:9:1: error: unknown type name 'oops'\nmake: leaving\n")
     message = cause(tmp_path)
     assert f"the build of erdma failed; from {log}:" in message
     assert "2:erdma_main.c:9:1: error: " in message

@@ -11,7 +11,7 @@ from tasks.packages import dnf_install
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
 from tests.deploy.scripts import sh
 from tests.deploy.systems import dpkg, release, rpm
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]
 RPM = ["python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq", "tar"]
@@ -51,8 +51,7 @@ def test_what_a_power_cut_has_interrupted_is_completed_first(tmp_path: Path, cod
     for name, text in {"apt-get": APT_GET, "dpkg": DPKG}.items():
         program(tmp_path / name, text)
     updates, log = tmp_path / "admin/updates", tmp_path / "log"
-    updates.mkdir(parents=True)
-    (updates / "0001").touch()
+    text_file(updates / "0001")
     environment = {"DPKG_ADMINDIR": str(updates.parent), "LOG": str(log), "CODE": code}
     sh(f'{packages.APT}apt_install install -- "$@"', "jq", programs=tmp_path, **environment)
     apt = "apt-get -q -y --no-install-recommends"

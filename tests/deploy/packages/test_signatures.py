@@ -13,7 +13,7 @@ from tasks.packages.vendor_repository import Package
 from tests.deploy.conftest import SIGNATURES, Node, of
 from tests.deploy.scripts import ran, sh
 from tests.deploy.systems import dpkg
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 LOCKDOWN = "none [integrity] confidentiality\n"
 KEYS = "1a2b3c4d I------ 1 perm 1f030000 0 0 asymmetri Canonical Ltd. Kernel Module Signing: 88f752e5: X509.rsa 0 []\n"
@@ -33,8 +33,7 @@ class Machine:
 
     def put(self, path: str, text: str) -> Path:
         file = self.root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        text_file(file, text)
         return file
 
     def key(self, path: str, name: str = DKMS) -> Path:

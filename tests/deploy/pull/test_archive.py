@@ -16,6 +16,7 @@ from pyinfra.api.exceptions import DeployError, InventoryError
 from tasks import pull
 from tasks.common import archive
 from tasks.common.archive import ROOT
+from tests.stand_ins import text_file
 
 
 @pytest.mark.parametrize(
@@ -62,11 +63,9 @@ def test_a_node_has_the_same_data_in_pull_mode_as_from_its_control_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder = tmp_path / "inventories"
-    folder.mkdir()
-    (folder / "fleet.py").write_text(PUSHED)
+    text_file(folder / "fleet.py", PUSHED)
     shutil.copy(ROOT / "inventories/local.py", folder)
-    (tmp_path / "group_data").mkdir()
-    (tmp_path / "group_data/first.py").write_text("z = 'of the file'\n")
+    text_file(tmp_path / "group_data/first.py", "z = 'of the file'\n")
     (tmp_path / "group_data/fleet.py").write_text("w = 'of all hosts'\n")
     settings = tmp_path / "pull.json"
     settings.write_text(json.dumps({"host": name, "inventory": "inventories/fleet.py"}))

@@ -16,7 +16,7 @@ from tasks.host.kernel_arguments import missing_arguments, rival
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_boot import ARGUMENTS, REQUESTS, commands
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 RANGES = "16G-4096G:512M,4096G-16384G:1G"
 SIZE = "default_hugepagesz=1G"
@@ -26,9 +26,8 @@ OURS = boot.DROP_IN.rpartition("/")[2]
 def set_by_grub(root: Path, other: str) -> str:
     """What GRUB's menu has after a deploy, on an image with a file of its own that sets the arguments."""
     folder, menu = root / "grub.d", root / "boot/grub/grub.cfg"
-    folder.mkdir()
     menu.parent.mkdir(parents=True)
-    (folder / other).write_text('GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0"\n')
+    text_file(folder / other, 'GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0"\n')
     made = f"""printf '\\tlinux\\t/boot/vmlinuz ro %s\\n' "$GRUB_CMDLINE_LINUX_DEFAULT" > {menu}"""
     program(root / "bin/update-grub", f'for file in {folder}/*.cfg; do . "$file"; done; {made}')
     path = f"{root}/bin:{os.environ['PATH']}"
@@ -148,8 +147,7 @@ def test_sizes_and_numbers_of_huge_pages_in_another_order_are_not_taken_for_set(
 )
 def test_a_file_of_sysctls_that_a_boot_reads_later_is_found(tmp_path: Path, file: str, named: bool) -> None:
     for path, text in {"etc/sysctl.d/90-trackbed.conf": "vm.swappiness = 0\n", file: "vm.swappiness = 60\n"}.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+        text_file(tmp_path / path, text)
     later = sysctls.LaterSettings().process(sh(sysctls._LATER, "90-trackbed.conf", tmp_path))
     overridden = sysctls._overridden({"vm.swappiness": "0"}, later)
     assert {name: (setting.file, value) for name, (setting, value) in overridden.items()} == (
@@ -200,8 +198,7 @@ def test_what_tuned_adds_at_the_boot_is_seen(tmp_path: Path, loader: str, variab
         "boot/grub/grub.cfg": f"{variables}\n\tlinux /vmlinuz {entry}\n",
         "boot/grub2/grubenv": variables,
     }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+        text_file(tmp_path / name, text)
     program(tmp_path / "bin" / loader, f"""echo 'args="{entry}"'""")
     said = sh(boot._ARGUMENTS, "/none", "/none", tmp_path, "/none", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
     following = boot.KernelArguments().process(said).next
@@ -254,8 +251,7 @@ PROTECTED = of(sysctls.ProtectedDefaults)
 def test_a_sysctl_with_which_the_kubelet_would_not_start_is_refused(
     node: Node, tmp_path: Path, file: str, text: str, value: str, refused: bool
 ) -> None:
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(text)
+    text_file(tmp_path / file, text)
     answers = {
         PROTECTED: sh(sysctls._PROTECTED, tmp_path),
         REQUESTS: ["boot-1"],
@@ -298,8 +294,7 @@ def test_a_kubelet_that_would_not_start_after_a_change_is_named(
     node: Node, tmp_path: Path, files: dict[str, str], more: dict[str, Any], arguments: list[str], warned: str
 ) -> None:
     for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+        text_file(tmp_path / path, text)
     node.data = {"boot": {"arguments": arguments}}
     running = f"running ro {' '.join(arguments)}"
     states = sh(kubelet_states._STATES, tmp_path)

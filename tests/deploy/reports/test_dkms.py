@@ -8,7 +8,7 @@ import pytest
 from tasks.packages import dkms
 from tests.deploy.packages.test_dkms import cause
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 # As dkms 2.8.7, 3.0.10 and 3.0.11 were seen to do it.
 DKMS = """
@@ -33,8 +33,7 @@ def test_a_module_whose_source_is_gone_hides_no_other(tmp_path: Path, gone: str,
     for each in (gone, there):
         (tmp_path / "tree" / each / "6.1/x86_64").mkdir(parents=True)
         (tmp_path / "tree" / each / "source").symlink_to(tmp_path / "src" / each)
-    (tmp_path / "src" / there).mkdir(parents=True)
-    (tmp_path / "src" / there / "dkms.conf").touch()
+    text_file(tmp_path / "src" / there / "dkms.conf")
     program(tmp_path / "bin/dkms", DKMS.format(tree=tmp_path / "tree"))
     output = sh(dkms._BUILDS, PATH=f"{tmp_path}/bin:{os.environ['PATH']}", DKMS=str(tmp_path / "tree"))
     module, _, version = there.partition("/")
@@ -61,9 +60,7 @@ CHECK = (
     ],
 )
 def test_a_build_that_lacks_the_kernels_compiler_says_so(tmp_path: Path, log: str, named: bool) -> None:
-    (tmp_path / "erdma/1.0/build").mkdir(parents=True)
-    (tmp_path / "erdma/1.0/build/make.log").write_text(f"make: Entering directory\n{log}\n")
+    text_file(tmp_path / "erdma/1.0/build/make.log", f"make: Entering directory\n{log}\n")
     assert ("was built by another compiler (see /proc/version): install" in cause(tmp_path)) is named
-    (tmp_path / "boot").mkdir()
-    (tmp_path / "boot/config-0.0.0-none").write_text(f'CONFIG_CC_IS_GCC=y\nCONFIG_CC_VERSION_TEXT="{GCC_12}"\n')
+    text_file(tmp_path / "boot/config-0.0.0-none", f'CONFIG_CC_IS_GCC=y\nCONFIG_CC_VERSION_TEXT="{GCC_12}"\n')
     assert (f"the kernel was built by {GCC_12}: install that compiler" in cause(tmp_path)) is named

@@ -15,7 +15,7 @@ from tasks.packages.dkms import NewerInput
 from tests.deploy.conftest import Node, of
 from tests.deploy.drivers.gpu_node import KERNEL, PREFIX, SMI, VERSION, there, wants
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 OLD, NEW = "580.95.05", "580.126.09"
 ENTRY = "Package: {}\nVersion: {}-{}\nArchitecture: all\nFilename: ./{}_{}.deb\nSize: 1\nSHA256: {}\n\n"
@@ -140,8 +140,7 @@ FAILED = "[  903.609564] NVRM: RmInitAdapter: Cannot initialize GSP firmware RM"
 
 def gpu(root: Path, number: int, driver: str = "nvidia", vf: bool = False) -> None:
     device = root / f"sys/bus/pci/devices/0000:{number}8:00.0"
-    device.mkdir(parents=True)
-    (device / "vendor").write_text("0x10de\n")
+    text_file(device / "vendor", "0x10de\n")
     (device / "class").write_text("0x030200\n")
     (device / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
     if vf:

@@ -15,7 +15,7 @@ from tests.deploy.conftest import DEBIAN, ROCKY_9, Node, of
 from tests.deploy.host.test_kernel import RUNNING
 from tests.deploy.scripts import sh
 from tests.deploy.systems import UBUNTU, dpkg, rpm
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 
 @pytest.mark.parametrize(
@@ -158,8 +158,7 @@ def test_the_kernel_that_grub_boots_is_the_one_of_its_menu_s_default(
     tmp_path: Path, default: str, environment: str, booted: str
 ) -> None:
     folder = tmp_path / "boot/grub"
-    folder.mkdir(parents=True)
-    (folder / "grub.cfg").write_text(menu(default))
+    text_file(folder / "grub.cfg", menu(default))
     (folder / "grubenv").write_text(f"# GRUB Environment Block\n{environment}")
     assert NextKernel().process(sh(kernel._NEXT, tmp_path)) == booted
 

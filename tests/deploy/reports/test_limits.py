@@ -12,7 +12,7 @@ import pytest
 from tasks.host import limits
 from tests.deploy.conftest import Node, of
 from tests.deploy.scripts import sh
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 LIMITED = "Max locked memory         8388608              8388608              bytes\n"
 # The unit's process, and containerd if the unit's process starts it.
@@ -75,8 +75,7 @@ LATER = "etc/security/limits.d/99-site.conf"
 def others(root: Path, **files: str) -> list[str]:
     """What limits locked memory on a node with these files, beside what the deploy sets."""
     for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
+        text_file(root / path, text)
     return limits.OtherLimits().process(sh(limits._OTHERS, root, "90-trackbed.conf", "yes", "yes"))
 
 

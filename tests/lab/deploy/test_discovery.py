@@ -9,14 +9,14 @@ from tasks.common import archive
 from tasks.node_spec import node_spec
 from tests.deploy.examples.inventories import inventory_of
 from tests.lab.conftest import FRESH, pyinfra, succeeded
+from tests.stand_ins import text_file
 
 
 def test_two_equal_nodes_are_one_group_and_nothing_would_change(deployed: tuple[Node, ...], tmp_path: Path) -> None:
     for node in deployed:
         node.restore(FRESH)
     asked = tmp_path / "inventories" / "prod.py"
-    asked.parent.mkdir()
-    asked.write_text(f"servers = {[(node.name, node.connection) for node in deployed]!r}\n")
+    text_file(asked, f"servers = {[(node.name, node.connection) for node in deployed]!r}\n")
     succeeded(pyinfra("-y", str(asked), "deploys/discover.py"))
     assert [file.name for file in (tmp_path / "group_data").iterdir()] == ["igb_x2.py"]
     found = inventory_of(asked.with_name("prod_by_hardware.py"))

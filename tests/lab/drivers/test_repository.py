@@ -8,12 +8,12 @@ import pytest
 
 from lab import host, repository, rpm
 from lab.command import run
+from tests.stand_ins import text_file
 
 
 def test_a_repository_is_served_and_signed_by_the_key_that_it_names(tmp_path: Path) -> None:
     tree, pool = tmp_path / "tree", tmp_path / "pool"
-    (tree / "usr/bin").mkdir(parents=True)
-    (tree / "usr/bin/tool").write_text("#!/bin/sh\n")
+    text_file(tree / "usr/bin/tool", "#!/bin/sh\n")
     (tree / "usr/bin/tool").chmod(0o755)
     pool.mkdir()
     repository.deb(pool, {"Package": "tool", "Version": "1.0"}, tree, {"postinst": "#!/bin/sh\n"})
@@ -37,8 +37,7 @@ def test_a_repository_is_served_and_signed_by_the_key_that_it_names(tmp_path: Pa
 def test_rpms_have_the_files_scripts_and_exact_dependencies_of_the_debs_and_are_signed(tmp_path: Path) -> None:
     host.ensure_packages(rpm.PROGRAMS)
     tree, debs, pool = tmp_path / "tree", tmp_path / "debs", tmp_path / "pool"
-    (tree / "usr/bin").mkdir(parents=True)
-    (tree / "usr/bin/a tool").write_text("#!/bin/sh\n")
+    text_file(tree / "usr/bin/a tool", "#!/bin/sh\n")
     (tree / "var/lib/tool").mkdir(parents=True)
     debs.mkdir()
     pool.mkdir()

@@ -24,6 +24,7 @@ from tests.sim.readiness import Node
 from tests.sim.refusing import refusing
 from tests.sim.service.running import Announced, Reload, Worker, both, one, sleeps, triggers
 from tests.sim.two_nics import PF0, PF1
+from tests.stand_ins import text_file
 
 LATER = 600.0
 """Seconds after which something would happen by itself: after any of these tests."""
@@ -71,8 +72,7 @@ def test_a_pass_that_tries_a_failed_change_again_is_a_retry(
 
 
 def test_the_first_pass_of_a_worker_that_replaces_another_is_its_start(worker: Worker, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / IN_FORCE).write_text(one(9000))
+    text_file(tmp_path / "run" / IN_FORCE, one(9000))
     worker(one(9000)).until(lambda report: report.ready)
     assert soon(lambda: triggers(tmp_path) or None, "record of the first pass", 60.0)[0] == "start"
 

@@ -18,7 +18,7 @@ from fleet.api import Failed, _from_environment
 from fleet.commands import fleet
 from fleet.credentials import bound_token
 from tests.http_server import Request, serving
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 from tests.unit.reporter.local_user import as_nobody, public_folder
 from tests.unit.reporter.scripted import api_server, certificates
 
@@ -244,8 +244,7 @@ def test_a_kubeconfig_comes_before_the_service_account_of_the_pod(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig") if variable else "")
     monkeypatch.setenv("HOME", str(tmp_path))
     if at_home:
-        (tmp_path / ".kube").mkdir()
-        (tmp_path / ".kube" / "config").write_text(KUBECONFIG.replace("127.0.0.1:1", "home:443"))
+        text_file(tmp_path / ".kube" / "config", KUBECONFIG.replace("127.0.0.1:1", "home:443"))
     config = _from_environment(None)
     assert config and config.cluster.server == f"https://{chosen}:443"
 

@@ -8,7 +8,7 @@ from lab import LabError, cache
 from lab.cluster import programs
 from lab.go import go_programs
 from lab.go.go_programs import Build
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 
 
 def test_without_root_the_error_names_the_missing_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,8 +35,7 @@ def test_the_cache_folder_follows_from_all_inputs(monkeypatch: pytest.MonkeyPatc
     assert one.target == Build("tool", ("example.com/tool@v1.0.0",)).target
     assert one.target != Build("tool", ("example.com/tool@v1.0.1",)).target
     folder = tmp_path / "module"
-    folder.mkdir()
-    (folder / "go.mod").write_text("module a\n")
+    text_file(folder / "go.mod", "module a\n")
     pinned = Build("tool", ("example.com/tool",), folder=folder)
     before = pinned.target
     (folder / "go.mod").write_text("module b\n")
@@ -66,8 +65,7 @@ esac
 def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """What a `go` is called with that builds nothing."""
     program = tmp_path / "bin" / "go"
-    program.parent.mkdir()
-    program.write_text(GO)
+    text_file(program, GO)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

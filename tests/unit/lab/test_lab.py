@@ -20,7 +20,7 @@ from lab.image import Image
 from lab.lock import exclusive
 from lab.node import wait
 from lab.qemu.accelerator import TCG
-from tests.stand_ins import program
+from tests.stand_ins import program, text_file
 from tests.unit.lab.test_time_source import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -98,8 +98,7 @@ def test_a_host_that_is_no_debian_is_named(state: Path) -> None:
 def test_a_lab_whose_control_plane_is_damaged_can_be_taken_down(state: Path) -> None:
     stopped(state)
     cluster = state / "trackbed" / "lab" / "t" / "cluster"
-    cluster.mkdir()
-    (cluster / "ports.json").write_text("")
+    text_file(cluster / "ports.json", "")
     failed = lab(state, "cluster", "up")
     assert failed.returncode == 1
     assert f"lab: {cluster}/ports.json is damaged" in failed.stderr
@@ -240,9 +239,8 @@ def test_the_operators_checks_judge_a_new_login(state: Path) -> None:
     ssh = state / "ssh"
     program(ssh, f'echo "$*" >> {state}/asked')
     folder = state / "trackbed" / "lab" / "t"
-    (folder / "node1").mkdir()
     # Only the first node has a shared connection.
-    (folder / "node1" / "ssh.sock").touch()
+    text_file(folder / "node1" / "ssh.sock")
     done = lab(state, "check", "--", "--version", PATH=f"{state}:{os.environ['PATH']}")
     assert done.returncode == 0, done.stderr
     assert [line.split()[2:] for line in (state / "asked").read_text().splitlines()] == [["-O", "stop", "node1"]]
