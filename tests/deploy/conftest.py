@@ -186,9 +186,12 @@ class Node:
     connector: type[Connector] = Connector
     replaced: tuple[str, ...] = ASKED
 
-    def deploy(self, code: Callable[[], object], answers: Answers, later: Answers | None = None) -> Result:
-        """Run deploy code in both of pyinfra's phases. ``later``: the answers in the second phase, execute."""
-        state = state_of([(NAME, {"node_name": "node-a", **self.data})])
+    def deploy(self, code: Callable[[], object], answers: Answers, later: Answers | None = None, **data: Any) -> Result:
+        """Run deploy code in both of pyinfra's phases.
+
+        ``later``: the answers in the second phase, execute. ``data``: keys of the host beside those of the node.
+        """
+        state = state_of([(NAME, {"node_name": "node-a", **self.data, **data})])
         state.add_callback_handler(Cordoned())  # type: ignore[no-untyped-call]
         host = state.inventory.get_host(NAME)
         connector = host.connector = self.connector(state, host)

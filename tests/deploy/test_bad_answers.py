@@ -58,9 +58,8 @@ def _host(name: str, wrong: Answers | None = None) -> tuple[str, dict[str, Any]]
 
 @pytest.mark.slow
 def test_what_one_host_answers_wrong_fails_no_other(node: Node, tmp_path: Path) -> None:
-    node.data = DATA
     code = compile((archive.ROOT / "deploy.py").read_text(), "deploy.py", "exec")
-    right: Result = node.deploy(lambda: exec(code, {}), SETTLED)  # noqa: S102
+    right: Result = node.deploy(lambda: exec(code, {}), SETTLED, **DATA)  # noqa: S102
     assert not right.failed and not right.flat
     commands = list(dict.fromkeys(right.ran))
     assert len(commands) > 30

@@ -29,7 +29,7 @@ from tests.deploy.systems import dpkg
 from tests.deploy.test_agent import BASE, FILES, NEW, service, versions
 from tests.deploy.test_node_spec import ABSENT, COUNT, STUCK, plan
 
-DATA = {"node_name": "node-a", "kernel_modules": ["igbvf"]}
+DATA: dict[str, Any] = {"node_name": "node-a", "kernel_modules": ["igbvf"]}
 SPEC = node_spec.node_spec({"node_name": "node-a"}, "node-a")
 REPORT = Report("node-a", spec_hash(SPEC), "boot", NEW, ready=True, up_to_date=True)
 # No reboot request, and no limits.

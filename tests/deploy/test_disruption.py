@@ -188,7 +188,6 @@ def test_the_summary_comes_with_the_last_operation(node: Node, caplog: pytest.Lo
         host.state.add_callback_handler(disruption.Summary())  # type: ignore[no-untyped-call]
         reboot_policy.by_policy()
 
-    node.data = {**STEPS[0].data, **careful()}
-    result = node.deploy(code, STEPS[0].answers)
+    result = node.deploy(code, STEPS[0].answers, **STEPS[0].data, **careful())
     assert result.log[-1].startswith("deferred on 1 of 1 hosts: reboot: ")
     assert caplog.records[-1].levelno == logging.WARNING

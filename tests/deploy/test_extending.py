@@ -75,8 +75,7 @@ def test_a_task_is_one_file(node: Node, add: Add) -> None:
     active = {of(swap.ActiveSwaps): ["/dev/sda2  partition  4194300 0 -2", "/swap file 1024 0 -3"]}
     assert node.deploy(swap.configure, active).flat == ["swapoff -- /dev/sda2 /swap"]
     assert node.deploy(swap.configure, {of(swap.ActiveSwaps): []}).planned == {"No swap": False}
-    node.data = {"swap": {"allowed": True}}
-    assert node.deploy(swap.configure, active).flat == []
+    assert node.deploy(swap.configure, active, swap={"allowed": True}).flat == []
 
 
 def installed(loaded: str) -> Answers:

@@ -98,9 +98,8 @@ def test_a_parameter_that_the_card_does_not_have_is_refused(node: Node) -> None:
 
 
 def test_an_address_that_is_not_a_card_is_refused(node: Node) -> None:
-    node.data = {"firmware": {"nics": [{"pci": PCI, "vfs": 4}]}}
     gone = {**answers([]), QUERY: [f"card {PCI}", "error -E- Failed to open the device"]}
-    result = node.deploy(firmware.configure, gone)
+    result = node.deploy(firmware.configure, gone, firmware={"nics": [{"pci": PCI, "vfs": 4}]})
     assert result.failed
     assert result.flat[0].startswith(f"refuse: firmware: mstconfig cannot read {PCI}: -E- Failed to open the device")
 

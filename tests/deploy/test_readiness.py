@@ -38,8 +38,7 @@ def test_the_deploy_waits_until_the_node_is_ready(node: Node, answers: Answers) 
 
 def test_a_node_that_does_not_become_ready_fails_with_its_reasons(node: Node) -> None:
     reason = "trackbed: not ready after 5 s\nNicsPresent is False (NicMissing): NIC fabric0 is not there"
-    node.data = {"ready_timeout": 5}
-    result = node.deploy(gated, {"trackbed wait": {"success": False, "stderr": reason}})
+    result = node.deploy(gated, {"trackbed wait": {"success": False, "stderr": reason}}, ready_timeout=5)
     assert result.failed
     assert result.flat == ["/usr/local/bin/trackbed wait --hash abc --timeout 5"]
     assert "NIC fabric0 is not there" in "\n".join(result.log)

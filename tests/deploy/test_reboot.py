@@ -70,8 +70,7 @@ def test_another_request_of_the_same_task_replaces_it(node: Node) -> None:
 
 
 def test_a_request_that_a_reboot_did_not_satisfy_fails_with_the_remedy(node: Node) -> None:
-    node.data = ALLOWED
-    refusal = node.deploy(request, {REQUESTS: STILL}).refusal
+    refusal = node.deploy(request, {REQUESTS: STILL}, **ALLOWED).refusal
     assert refusal.startswith(f"refuse: boot: {REASON}: ") and "remove /var/lib/trackbed/reboots/boot" in refusal
 
 
@@ -100,8 +99,7 @@ def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
 
 
 def test_without_a_request_nothing_happens(node: Node) -> None:
-    node.data = ALLOWED
-    result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1"]})
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1"]}, **ALLOWED)
     assert result.planned == {"Reboot": False}
     assert result.flat == []
 
@@ -115,16 +113,14 @@ def test_a_host_is_not_rebooted_unless_the_policy_allows_it(node: Node) -> None:
 
 @pytest.mark.parametrize(("key", "reboots"), [({}, 0), ({"kernel": {"release": "6.1.0-10-amd64"}}, 1)])
 def test_the_request_of_a_task_whose_key_is_gone_does_not_count(node: Node, key: dict[str, Any], reboots: int) -> None:
-    node.data = {**ALLOWED, **key}
     due = ["boot-1", "kernel boot-1 kernel 6.1.0-10-amd64 is installed, and 6.1.0-9-amd64 runs "]
     later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: ["boot-2"]}
-    result = node.deploy(reboot_policy.by_policy, {REQUESTS: due}, later)
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: due}, later, **ALLOWED, **key)
     assert result.planned == {"Reboot": bool(reboots)}
     assert result.flat.count(str(script(reboot_policy._REBOOT))) == reboots
 
 
 def test_a_rebooted_host_runs_the_deploy_again(node: Node) -> None:
-    node.data = {**ALLOWED, "ready_timeout": 7}
 
     def code() -> None:
         server.shell(name="Driver", commands=["build-driver"], _env={"LEVEL": "1"})
@@ -138,7 +134,7 @@ def test_a_rebooted_host_runs_the_deploy_again(node: Node) -> None:
         BOOT_ID: Turns([["boot-1"], [], [""], ["boot-2"]]),
         "status --json": ["ready"],
     }
-    result = node.deploy(code, {REQUESTS: DUE}, later)
+    result = node.deploy(code, {REQUESTS: DUE}, later, **ALLOWED, ready_timeout=7)
     assert not result.failed
     assert later[BOOT_ID] == [["boot-2"]]
     assert result.commands["Reboot"] == [
@@ -153,10 +149,9 @@ def test_a_rebooted_host_runs_the_deploy_again(node: Node) -> None:
 
 
 def test_a_new_request_after_each_reboot_ends_at_the_limit(node: Node) -> None:
-    node.data = ALLOWED
     readings = [[f"boot-{n}", f"boot boot-{n} {n} is too many "] for n in range(1, 5)]
     later = {REQUESTS: Turns(readings), BOOT_ID: Turns([["boot-2"], ["boot-3"], ["boot-4"]])}
-    result = node.deploy(reboot_policy.by_policy, {REQUESTS: readings[0]}, later)
+    result = node.deploy(reboot_policy.by_policy, {REQUESTS: readings[0]}, later, **ALLOWED)
     assert result.failed
     assert sum(command == str(script(reboot_policy._REBOOT)) for command in result.flat) == reboot_policy.MAX_REBOOTS
     assert result.flat[-1].startswith("refuse: rebooted 3 times in this deploy")
@@ -189,11 +184,10 @@ class Silent(list[str]):
 
 def test_an_attempt_that_hangs_times_out_and_is_repeated(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reboot_policy, "ATTEMPT_TIMEOUT", 1)
-    node.data = ALLOWED
     later = {REQUESTS: Turns([DUE, ["boot-2"]]), BOOT_ID: Turns([["boot-1"], Silent(), ["boot-2"]])}
     # Fails the test instead of hanging it.
     with gevent.Timeout(60):
-        result = node.deploy(reboot_policy.by_policy, {REQUESTS: DUE}, later)
+        result = node.deploy(reboot_policy.by_policy, {REQUESTS: DUE}, later, **ALLOWED)
     assert not result.failed
 
 
@@ -213,7 +207,6 @@ def test_a_host_that_refuses_logins_while_it_boots_is_asked_again(node: Node) ->
 
 
 def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_connection(node: Node) -> None:
-    node.data = ALLOWED
 
     @operation()
     def answer_sudo() -> Commands:
@@ -227,7 +220,7 @@ def test_the_program_that_gives_sudo_its_password_is_not_deleted_by_the_old_conn
 
     later = {REQUESTS: Turns([DUE, ["boot-2"]]), BOOT_ID: ["boot-2"], "rm -f /tmp/pyinfra-sudo-askpass": Silent()}
     with gevent.Timeout(60):
-        result = node.deploy(code, {REQUESTS: DUE}, later)
+        result = node.deploy(code, {REQUESTS: DUE}, later, **ALLOWED)
     assert not result.failed
     assert not any("askpass" in command for command in result.ran)
 

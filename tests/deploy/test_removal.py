@@ -88,8 +88,7 @@ def planned(*changes: Change) -> Answers:
 
 
 def test_the_vfs_are_restored_before_all_other_values(node: Node) -> None:
-    node.data = {"ready_timeout": 7}
-    result = node.deploy(withdraw, {**spec(GIVEN), NOTED_BEFORE: ["here", "vfs 0000:21:00.0 0 1"]})
+    result = node.deploy(withdraw, {**spec(GIVEN), NOTED_BEFORE: ["here", "vfs 0000:21:00.0 0 1"]}, ready_timeout=7)
     vfs, rest = result.commands["Spec withdrawn | VFs"], result.commands["Spec withdrawn | All other values"]
     assert vfs[1] == rest[1] == f"upload {NEW_SPEC}"
     hashes = [spec_hash(parse(json.dumps(each), "")) for each in ({**EMPTY, "nics": [WITHOUT_VFS]}, EMPTY)]
@@ -225,7 +224,6 @@ def test_trackbed_stays_while_something_that_needs_it_waits_for_a_reload_that_wo
 
 
 def test_the_keys_of_all_tasks_are_removed(node: Node) -> None:
-    node.data = {"reboot": {"policy": "allow"}, "kernel_modules": ["igbvf"], "ready_timeout": 7, "site_rack": "a"}
     data: dict[str, object] = {}
 
     def code() -> None:
@@ -233,7 +231,7 @@ def test_the_keys_of_all_tasks_are_removed(node: Node) -> None:
         data.update(host_data())
         data["policy"] = reboot.POLICY.here().policy
 
-    node.deploy(code, {})
+    node.deploy(code, {}, reboot={"policy": "allow"}, kernel_modules=["igbvf"], ready_timeout=7, site_rack="a")
     assert (data["reboot"], data["kernel_modules"], data["policy"]) == (None, (), "never")
     assert (data["ready_timeout"], data["site_rack"]) == (7, "a")
 
@@ -275,8 +273,7 @@ def test_each_file_that_a_task_names_is_looked_for(node: Node) -> None:
 
 
 def test_the_removal_has_its_order_and_writes_and_loads_nothing_that_a_deploy_does_by_default(node: Node) -> None:
-    node.data = {"ready_timeout": 7}
-    result = node.deploy(remove, {**spec(GIVEN), of(PendingModules): ["ib_umad"]})
+    result = node.deploy(remove, {**spec(GIVEN), of(PendingModules): ["ib_umad"]}, ready_timeout=7)
     order = list(result.planned)
     assert order[:2] == ["Pull | No timer", "Spec withdrawn | VFs"]
     # The initramfs is made again without the modules' options.

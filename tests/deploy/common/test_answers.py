@@ -92,11 +92,10 @@ def test_an_answer_that_lacks_everything_fails_the_node(node: Node) -> None:
 
 @pytest.mark.parametrize("given", [{}, {"_ignore_errors": True}])
 @pytest.mark.parametrize("succeeds", [True, False])
-def test_a_command_that_fails_is_no_answer(node: Node, succeeds: bool, given: dict[str, bool]) -> None:
+def test_a_command_that_fails_is_no_answer(node: Node, succeeds: bool, given: dict[str, Any]) -> None:
     values: list[Any] = []
-    node.data = given
     answers = {"uname -r": {"success": succeeds, "stdout": "6.1.0-50-amd64", "stderr": "killed"}}
-    result = node.deploy(_reading(RunningKernel, {}, values), answers)
+    result = node.deploy(_reading(RunningKernel, {}, values), answers, **given)
     assert (values, result.failed) == ((["6.1.0-50-amd64"], False) if succeeds else ([], True))
 
 
@@ -105,8 +104,7 @@ def test_text_before_the_boot_id_is_no_other_boot(node: Node, monkeypatch: pytes
     monkeypatch.setattr(reboot_policy, "POLL_INTERVAL", 0)
     monkeypatch.setattr("tasks.reboot_policy.time.monotonic", lambda: next(clock))
     node.connector = Noisy
-    node.data = {"reboot": {"policy": "allow", "timeout": 30}}
     still = {of(NodeRebootRequests): ANSWERS[of(NodeRebootRequests)], "cat /proc/sys/kernel/random/boot_id": [BOOT]}
-    result = node.deploy(reboot_policy.by_policy, still)
+    result = node.deploy(reboot_policy.by_policy, still, reboot={"policy": "allow", "timeout": 30})
     assert result.failed
     assert any("did not shut down within 30 s" in line for line in result.errors)

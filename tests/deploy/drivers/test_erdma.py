@@ -69,8 +69,7 @@ def there() -> Answers:
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    node.data = {"erdma": DKMS}
-    result = node.deploy(erdma.install, there())
+    result = node.deploy(erdma.install, there(), erdma=DKMS)
     assert result.flat == []
     assert not any(result.planned.values())
     assert list(result.planned) == [
@@ -86,11 +85,10 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
 
 
 def test_a_fresh_node_gets_options_package_and_driver(node: Node) -> None:
-    node.data = {"erdma": DKMS}
     nothing: Answers = {MODULE: ["path "], BEHIND: [], LOADED: [], STATUS: [], REQUESTS: ["boot-1"]}
     fresh = {**DEBIAN, **nothing, **dpkg("gpg"), **KERNEL}
     built = {MODULE: [PATH, "installed AB"], STATUS: "erdma/1.1, 6.1.0-9-amd64, x86_64: installed"}
-    result = node.deploy(erdma.install, fresh, {**fresh, **built})
+    result = node.deploy(erdma.install, fresh, {**fresh, **built}, erdma=DKMS)
     assert not result.failed
     assert result.uploads[erdma.OPTIONS] == OPTIONS.encode()
     assert result.uploads[erdma.AT_BOOT] == AT_BOOT.encode()
@@ -116,8 +114,7 @@ def test_a_fresh_node_gets_options_package_and_driver(node: Node) -> None:
     ],
 )
 def test_another_build_or_mode_is_loaded_again_unless_it_is_in_use(node: Node, answers: Answers, reload: bool) -> None:
-    node.data = {"erdma": DKMS}
-    result = node.deploy(erdma.install, {**there(), **answers})
+    result = node.deploy(erdma.install, {**there(), **answers}, erdma=DKMS)
     [command] = result.commands["eRDMA | Driver loaded"]
     if reload:
         assert command.endswith(" sh Y yes")
@@ -140,29 +137,25 @@ def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_
 
 @pytest.mark.parametrize("loaded", [["users 0", "loaded CD"], []])
 def test_a_driver_that_the_kernel_would_refuse_is_not_loaded(node: Node, loaded: list[str]) -> None:
-    node.data = {"erdma": DKMS}
     refused = {SIGNATURES: ["erdma.ko: the key mok.pub is not enrolled"]}
-    result = node.deploy(erdma.install, {**there(), **refused, MODULE: [PATH, "installed AB", *loaded]})
+    result = node.deploy(erdma.install, {**there(), **refused, MODULE: [PATH, "installed AB", *loaded]}, erdma=DKMS)
     refusal = result.refusal
     assert "erdma: with Secure Boot" in refusal and "erdma.ko: the key mok.pub" in refusal
 
 
 def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
-    node.data = {"erdma": DKMS}
-    result = node.deploy(erdma.install, {**there(), REQUESTS: ["boot-2", "erdma boot-1 something "]})
+    result = node.deploy(erdma.install, {**there(), REQUESTS: ["boot-2", "erdma boot-1 something "]}, erdma=DKMS)
     assert result.flat == ["rm -f /var/lib/trackbed/reboots/erdma"]
 
 
 def test_the_driver_is_built_anew_when_ofed_is_newer(node: Node) -> None:
-    node.data = {"erdma": DKMS}
-    result = node.deploy(erdma.install, {**there(), BEHIND: "/usr/src/ofa_kernel/default/Module.symvers"})
+    result = node.deploy(erdma.install, {**there(), BEHIND: "/usr/src/ofa_kernel/default/Module.symvers"}, erdma=DKMS)
     [build] = result.commands["eRDMA | Driver built"]
     assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 again")
 
 
 def test_the_kernel_that_is_to_run_counts_and_loading_waits_for_it(node: Node) -> None:
-    node.data = {"erdma": DKMS, "kernel": {"release": "6.1.0-10-amd64"}}
-    result = node.deploy(erdma.install, there())
+    result = node.deploy(erdma.install, there(), erdma=DKMS, kernel={"release": "6.1.0-10-amd64"})
     [build] = result.commands["eRDMA | Driver built"]
     assert build.endswith(" sh erdma 1.1 6.1.0-10-amd64")
     assert result.commands["eRDMA | Driver loaded"] == []
@@ -187,9 +180,8 @@ def test_the_installer_waits_for_the_kernel_that_is_to_run(node: Node) -> None:
 
 
 def test_the_vendors_installer_gets_its_url_and_checksum(node: Node) -> None:
-    node.data = {"erdma": INSTALLER}
     answers = {**there(), **ROCKY_8, erdma.INSTALLED: []}
-    result = node.deploy(erdma.install, {**answers, MODULE: ["path "]}, answers)
+    result = node.deploy(erdma.install, {**answers, MODULE: ["path "]}, answers, erdma=INSTALLER)
     [run] = result.commands["eRDMA | Installer"]
     assert run.endswith(f" sh {INSTALLER['installer']['url']} {SHA256} {erdma.INSTALLED} no")
 
@@ -204,8 +196,7 @@ def test_the_vendors_installer_gets_its_url_and_checksum(node: Node) -> None:
 def test_what_the_installer_builds_with_is_installed_before_it(
     node: Node, system: Answers, listing: Answers, install: str
 ) -> None:
-    node.data = {"erdma": INSTALLER}
-    result = node.deploy(erdma.install, {**there(), **listing, **system, erdma.INSTALLED: []})
+    result = node.deploy(erdma.install, {**there(), **listing, **system, erdma.INSTALLED: []}, erdma=INSTALLER)
     (command,) = result.commands["eRDMA | Installer's packages"]
     assert command.endswith(install)
     names = list(result.commands)
@@ -242,16 +233,14 @@ def test_the_in_tree_driver_needs_only_options(node: Node) -> None:
 def test_what_cannot_work_is_refused_before_the_driver_is_loaded(
     node: Node, data: dict[str, Any], module: str, message: str
 ) -> None:
-    node.data = {"erdma": data}
-    result = node.deploy(erdma.install, {**there(), MODULE: [module]})
+    result = node.deploy(erdma.install, {**there(), MODULE: [module]}, erdma=data)
     assert result.failed
     [refusal] = result.commands["eRDMA | Driver loaded"]
     assert message in refusal
 
 
 def test_the_installer_on_a_system_that_it_does_not_support_is_refused(node: Node) -> None:
-    node.data = {"erdma": INSTALLER}
-    assert "installer does not support Debian 12" in node.deploy(erdma.install, DEBIAN).refusal
+    assert "installer does not support Debian 12" in node.deploy(erdma.install, DEBIAN, erdma=INSTALLER).refusal
 
 
 # The installer's script, run here for real on an archive of the vendor's shape.

@@ -157,15 +157,13 @@ def test_inbox_installs_the_modules_that_a_small_kernel_lacks(node: Node) -> Non
 
 
 def test_inbox_waits_for_the_kernel_that_has_the_modules(node: Node) -> None:
-    node.data = {"ofed": {"inbox": {}}, "kernel": {"release": "6.1.0-99-amd64"}}
-    result = node.deploy(ofed.install, on(NO_STACK))
+    result = node.deploy(ofed.install, on(NO_STACK), ofed={"inbox": {}}, kernel={"release": "6.1.0-99-amd64"})
     assert not result.failed
     assert result.flat == []
 
 
 def test_inbox_is_refused_if_a_vendors_ofed_is_installed(node: Node) -> None:
-    node.data = {"ofed": {"inbox": {}}}
-    assert "ofed_uninstall.sh" in node.deploy(ofed.install, on({**stack(), RDMA: "yes"})).refusal
+    assert "ofed_uninstall.sh" in node.deploy(ofed.install, on({**stack(), RDMA: "yes"}), ofed={"inbox": {}}).refusal
 
 
 # doca
@@ -181,8 +179,7 @@ Signed-By: /etc/apt/keyrings/trackbed-doca.gpg
 
 
 def test_a_fresh_debian_gets_docas_repository_and_packages(node: Node) -> None:
-    node.data = {"ofed": {"doca": DOCA}}
-    result = node.deploy(ofed.install, on({**NO_STACK, BUILDS: []}))
+    result = node.deploy(ofed.install, on({**NO_STACK, BUILDS: []}), ofed={"doca": DOCA})
     [key] = result.commands[f"{OPS}doca: key of its repository"]
     assert f" sh {doca.NVIDIA}/GPG-KEY-Mellanox.pub {FINGERPRINT} /etc/apt/keyrings/trackbed-doca.gpg" in key
     assert result.uploads["/etc/apt/sources.list.d/trackbed-doca.sources"].decode() == SOURCE
@@ -208,16 +205,14 @@ DOCA_IN_PLACE = on(
 
 
 def test_nothing_is_done_if_doca_is_in_place(node: Node) -> None:
-    node.data = {"ofed": {"doca": DOCA}}
-    result = node.deploy(ofed.install, DOCA_IN_PLACE)
+    result = node.deploy(ofed.install, DOCA_IN_PLACE, ofed={"doca": DOCA})
     assert result.flat == []
     assert not any(result.planned.values())
 
 
 def test_what_a_newer_release_of_doca_has_left_goes_back_before_the_modules_are_judged(node: Node) -> None:
-    node.data = {"ofed": {"doca": DOCA}}
     left = {of(LeftBehind): ["mlnx-ofed-kernel-dkms=25.10.1", "ofed-scripts=25.10.1"]}
-    result = node.deploy(ofed.install, {**left, **DOCA_IN_PLACE})
+    result = node.deploy(ofed.install, {**left, **DOCA_IN_PLACE}, ofed={"doca": DOCA})
     [install] = result.flat
     assert install.endswith(" mlnx-ofed-kernel-dkms=25.10.1 ofed-scripts=25.10.1")
     assert "--allow-downgrades" in install
@@ -244,16 +239,14 @@ def test_a_fresh_rocky_9_gets_docas_repository_and_packages(node: Node) -> None:
     ("current", "refused"), [("MLNX_OFED_LINUX-24.10-1.1.4.0:", True), ("OFED-internal-25.10-1.2.3:", False)]
 )
 def test_doca_is_refused_beside_mlnx_ofed_whoever_installed_it(node: Node, current: str, refused: bool) -> None:
-    node.data = {"ofed": {"doca": DOCA}}
-    result = node.deploy(ofed.install, on({**stack(), **BUILT, BUNDLE: ["none", "none", current]}))
+    result = node.deploy(ofed.install, on({**stack(), **BUILT, BUNDLE: ["none", "none", current]}), ofed={"doca": DOCA})
     refusals = [command for command in result.flat if "ofed_uninstall.sh" in command]
     assert (len(refusals), result.uploads == {}) == (int(refused), refused)
     assert all("MLNX_OFED_LINUX-24.10-1.1.4.0 is installed" in refusal for refusal in refusals)
 
 
 def test_doca_without_kernel_headers_installs_nothing(node: Node) -> None:
-    node.data = {"ofed": {"doca": DOCA}}
-    result = node.deploy(ofed.install, on({**NO_STACK, HEADERS: []}))
+    result = node.deploy(ofed.install, on({**NO_STACK, HEADERS: []}), ofed={"doca": DOCA})
     assert result.failed
     assert f"the headers of the running kernel {KERNEL} are missing" in result.commands[f"{OPS}Kernel headers"][0]
     assert result.commands[f"{OPS}DOCA-OFED"] == []
@@ -297,8 +290,7 @@ def test_doca_is_known_for_new_releases(identity: str, version: str, number: str
 def test_a_distribution_that_doca_does_not_support_is_refused(
     node: Node, system: tuple[str, str], doca: dict[str, Any], message: str
 ) -> None:
-    node.data = {"ofed": {"doca": doca}}
-    error = node.deploy(ofed.install, {**release(*system), "uname -m": "x86_64"}).refusal
+    error = node.deploy(ofed.install, {**release(*system), "uname -m": "x86_64"}, ofed={"doca": doca}).refusal
     assert "@fake/node-a.ofed: " in error and message in error
 
 
@@ -376,13 +368,11 @@ def test_a_node_that_deploys_itself_needs_the_bundle_only_to_install_it(node: No
 def test_a_bundle_with_another_checksum_stops_the_deploy(
     node: Node, given: dict[str, Any], change: dict[str, str], message: str
 ) -> None:
-    node.data = {"ofed": {"mlnx_ofed": {**given, **change}}}
     with pytest.raises(DeployError, match=r"node-a\.ofed: mlnx_ofed") as caught:
-        node.deploy(ofed.install, on({}))
+        node.deploy(ofed.install, on({}), ofed={"mlnx_ofed": {**given, **change}})
     assert message in str(caught.value)
 
 
 def test_a_bundle_for_another_system_is_refused(node: Node, given: dict[str, Any]) -> None:
-    node.data = {"ofed": {"mlnx_ofed": given}}
-    result = node.deploy(ofed.install, {**ROCKY_9, "uname -m": "x86_64"})
+    result = node.deploy(ofed.install, {**ROCKY_9, "uname -m": "x86_64"}, ofed={"mlnx_ofed": given})
     assert "this host is Rocky Linux 9.4 on x86_64" in result.refusal

@@ -20,9 +20,8 @@ def test_the_module_is_loaded_now_and_at_boot(node: Node) -> None:
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    node.data = {"peer_memory": {"method": "nvidia_peermem"}}
     there = {SUPPORT: ["loaded", "installed", OPEN], **file_answers(peer_memory.AT_BOOT, AT_BOOT)}
-    result = node.deploy(peer_memory.configure, there)
+    result = node.deploy(peer_memory.configure, there, peer_memory={"method": "nvidia_peermem"})
     assert not any(result.planned.values())
     assert result.flat == []
 
@@ -67,8 +66,7 @@ def test_the_module_waits_for_the_reboot_that_loads_what_it_needs(node: Node, ta
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(node: Node, method: str, message: list[str], refused: str) -> None:
-    node.data = {"peer_memory": {"method": method}}
-    result = node.deploy(peer_memory.configure, {SUPPORT: message})
+    result = node.deploy(peer_memory.configure, {SUPPORT: message}, peer_memory={"method": method})
     assert refused in result.refusal
     # Nothing that was to come after it.
     assert result.uploads == {}

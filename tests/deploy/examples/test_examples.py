@@ -271,9 +271,8 @@ def test_acs_pods_have_the_labels_the_gpus_and_nccl_s_settings_of_their_series(n
     }
     (container,) = template["spec"]["containers"]
     gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
-    node.data = {"nccl": {"series": series}}
     # The task refuses an instance whose GPUs are not as many as its series has.
-    result = node.deploy(nccl.configure, has(CONNECTX, others=(GPUS * 2)[:gpus]))
+    result = node.deploy(nccl.configure, has(CONNECTX, others=(GPUS * 2)[:gpus]), nccl={"series": series})
     assert not result.failed
     written = result.uploads["/etc/.nccl.conf.new"].decode().splitlines()
     assert [f"{each['name']}={each['value']}" for each in container["env"]] == written[1:]

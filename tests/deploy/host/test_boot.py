@@ -319,6 +319,5 @@ def test_new_options_of_a_module_in_the_initramfs_rebuild_it(node: Node) -> None
 
 def test_an_unknown_key_that_is_no_text_is_refused(node: Node) -> None:
     known = "known keys: arguments, hugepages, sysctls"
-    node.data = {"boot": {1: [], "argument": []}}
     with pytest.raises(DeployError, match=f"unknown key 1; {known}; unknown key 'argument'"):
-        node.deploy(configure, GRUB)
+        node.deploy(configure, GRUB, boot={1: [], "argument": []})

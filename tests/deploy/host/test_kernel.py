@@ -14,18 +14,16 @@ NEXT = of(NextKernel)
 
 
 def test_the_headers_of_the_running_kernel_are_installed(node: Node) -> None:
-    node.data = {"kernel": {}}
-    result = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **dpkg("linux-image-6.1.0-9-amd64")})
+    result = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **dpkg("linux-image-6.1.0-9-amd64")}, kernel={})
     [install] = result.commands["Kernel | Kernel and headers"]
     assert install.endswith(" linux-headers-6.1.0-9-amd64")
     assert result.commands["Kernel | Kernel of the next boot"] == []
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    node.data = {"kernel": {"release": "6.1.0-9-amd64", "hold": True}}
     have = dpkg("linux-image-6.1.0-9-amd64", "linux-headers-6.1.0-9-amd64", "linux-image-amd64")
     there = {**DEBIAN, **RUNNING, **have, of(HeldPackages): "linux-image-amd64", NEXT: "/boot/vmlinuz-6.1.0-9-amd64"}
-    result = node.deploy(kernel.pin, there)
+    result = node.deploy(kernel.pin, there, kernel={"release": "6.1.0-9-amd64", "hold": True})
     assert not any(result.planned.values())
     assert result.flat == []
 
@@ -41,9 +39,8 @@ def test_another_release_is_installed_and_a_reboot_requested(node: Node) -> None
 
 
 def test_a_newer_kernel_that_grub_would_boot_is_refused(node: Node) -> None:
-    node.data = {"kernel": {"release": "6.1.0-10-amd64"}}
     there = {**DEBIAN, **RUNNING, **dpkg(), NEXT: "/boot/vmlinuz-6.1.0-11-amd64"}
-    result = node.deploy(kernel.pin, there)
+    result = node.deploy(kernel.pin, there, kernel={"release": "6.1.0-10-amd64"})
     assert result.failed
     assert "GRUB boots 6.1.0-11-amd64" in result.flat[-1] and "remove 6.1.0-11-amd64" in result.flat[-1]
 
@@ -57,10 +54,9 @@ def test_ubuntu_has_drivers_in_a_package_of_their_own(node: Node) -> None:
 
 
 def test_on_rhel_dnf_installs_and_locks_the_release(node: Node) -> None:
-    node.data = {"kernel": {"release": "5.14.0-503.el9.x86_64", "hold": True}}
     have = rpm("kernel=5.14.0-427.el9", "kernel-core=5.14.0-427.el9", "kernel-headers=5")
     there = {**ROCKY_9, **RHEL_RUNNING, **have, NEXT: "/boot/vmlinuz-5.14.0-427.el9.x86_64"}
-    result = node.deploy(kernel.pin, there)
+    result = node.deploy(kernel.pin, there, kernel={"release": "5.14.0-503.el9.x86_64", "hold": True})
     # What an earlier deploy has locked keeps no other release out.
     assert result.flat[0].endswith(
         " --disableplugin=versionlock kernel-5.14.0-503.el9 kernel-devel-5.14.0-503.el9 kernel-devel-matched-5.14.0-503.el9"
@@ -76,8 +72,7 @@ DNF5 = {**ROCKY_9, **RHEL_RUNNING, **rpm("kernel=6.12.4-200.fc41", "dnf5=5.2.10"
 
 
 def test_holds_of_dnf5_are_refused(node: Node) -> None:
-    node.data = {"kernel": {"headers": False, "hold": True}}
-    result = node.deploy(kernel.pin, DNF5)
+    result = node.deploy(kernel.pin, DNF5, kernel={"headers": False, "hold": True})
     assert result.failed
     assert "refuse: dnf on this node is dnf5" in result.flat[-1]
 
@@ -109,8 +104,7 @@ def test_on_dnf5_only_locks_of_the_kernel_that_there_are_cannot_be_removed(
 def test_rhel_s_kernels_of_other_names(
     node: Node, distribution: Answers, release: str, name: str, version: str, matched: bool
 ) -> None:
-    node.data = {"kernel": {"release": release}}
-    result = node.deploy(kernel.pin, {**distribution, **RHEL_RUNNING, **rpm()})
+    result = node.deploy(kernel.pin, {**distribution, **RHEL_RUNNING, **rpm()}, kernel={"release": release})
     wanted = [f"{name}{part}-{version}" for part in ("", "-devel", "-devel-matched")[: 3 if matched else 2]]
     assert result.flat[0].endswith(f" --disableplugin=versionlock {' '.join(wanted)}")
 
@@ -152,8 +146,7 @@ def test_a_node_with_the_headers_needs_no_other_package_of_an_old_kernel_without
     node: Node, have: list[str], wanted: list[str]
 ) -> None:
     """The repositories may have no packages of the running kernel any more."""
-    node.data = {"kernel": {}}
-    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm(*have)})
+    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm(*have)}, kernel={})
     assert [command.rpartition("versionlock ")[2] for command in result.flat] == wanted
 
 

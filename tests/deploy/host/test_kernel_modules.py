@@ -133,9 +133,8 @@ def test_an_initramfs_that_dracut_makes_for_any_host_has_the_files_of_modprobe_t
 
 
 def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
-    node.data = {"kernel_modules": []}
     there = file_answers(kernel_modules.AT_BOOT, BOOT)
-    result = node.deploy(kernel_modules.configure, there)
+    result = node.deploy(kernel_modules.configure, there, kernel_modules=[])
     assert result.commands["Kernel modules at boot"] == [f"rm -f {kernel_modules.AT_BOOT}"]
     assert result.commands["Kernel modules now"] == []
 

@@ -25,8 +25,7 @@ def has(files: dict[str, str], *limited: str) -> Answers:
 
 
 def test_a_fresh_node_gets_the_files_and_its_daemons_the_limit(node: Node) -> None:
-    node.data = {"limits": {}}
-    result = node.deploy(limits.lift, has({}, "limited containerd", "running containerd"))
+    result = node.deploy(limits.lift, has({}, "limited containerd", "running containerd"), limits={})
     assert result.uploads.keys() >= {
         path.replace("/trackbed", "/.trackbed") + ".new" for path in map(drop_in, limits.DAEMONS)
     }
@@ -40,8 +39,7 @@ def test_a_fresh_node_gets_the_files_and_its_daemons_the_limit(node: Node) -> No
 def test_only_a_running_daemon_without_the_limit_gets_it_although_its_drop_in_is_there(
     node: Node, more: list[str], done: int
 ) -> None:
-    node.data = {"limits": {}}
-    result = node.deploy(limits.lift, has(IN_PLACE, *more))
+    result = node.deploy(limits.lift, has(IN_PLACE, *more), limits={})
     assert (list(result.planned.values()), len(result.flat)) == ([bool(done)], done)
 
 
@@ -86,5 +84,4 @@ def test_systemd_is_told_of_a_drop_in_that_is_gone_although_it_did_not_read_its_
 
 
 def test_the_files_are_written_if_the_fact_has_no_output(node: Node) -> None:
-    node.data = {"limits": {"daemons": ["slurmd"], "logins": False}}
-    assert drop_in("slurmd") in node.deploy(limits.lift, {}).flat[-1]
+    assert drop_in("slurmd") in node.deploy(limits.lift, {}, limits={"daemons": ["slurmd"], "logins": False}).flat[-1]

@@ -106,8 +106,7 @@ def test_a_gate_that_would_hold_nothing_is_refused(
     others = [each for each in kubelet.OTHERS if each != wanted.gated]
     found = sh(kubelet._TARGET, tmp_path, wanted.gated, wanted.joined, *others, programs=tmp_path / "bin")
     assert found == [fault] * bool(fault)
-    node.data = {"kubelet": {"policy": "hold", **given}}
-    result = node.deploy(kubelet.gate, {**has(), of(kubelet.GateFaults): found})
+    result = node.deploy(kubelet.gate, {**has(), of(kubelet.GateFaults): found}, kubelet={"policy": "hold", **given})
     assert result.failed is bool(fault)
     key, _, value = fault.partition(" ")
     assert not fault or f"give kubelet.{key} '{value}'" in result.errors[0]

@@ -150,9 +150,8 @@ def test_a_kubelet_that_takes_no_arguments_is_refused_with_nothing_written(
 
 def test_more_labels_than_nfd_reads_are_refused(node: Node) -> None:
     many = {f"x.net/{n}": "y" * 60 for n in range(1000)}
-    node.data = {"labels": {"policy": many, "writers": dict.fromkeys(many, "nfd")}}
     with pytest.raises(DeployError, match="NFD reads at most 65536"):
-        node.deploy(labels.publish, has(CONNECTX))
+        node.deploy(labels.publish, has(CONNECTX), labels={"policy": many, "writers": dict.fromkeys(many, "nfd")})
 
 
 @pytest.mark.parametrize(
@@ -204,16 +203,14 @@ def test_where_a_reporter_publishes_a_node_registers_with_the_taint(node: Node, 
     ids=["told not to", "nobody to lift it", "it is unknown", "another unit", "unknown, and nobody to lift it"],
 )
 def test_where_no_reporter_publishes_a_node_registers_without_the_taint(node: Node, data: dict[str, Any]) -> None:
-    node.data = data
-    result = node.deploy(labels.publish, has(CONNECTX))
+    result = node.deploy(labels.publish, has(CONNECTX), **data)
     assert not result.failed
     assert ARGUMENTS not in result.uploads
 
 
 def test_a_kubelet_that_has_the_taint_from_its_operator_is_left_alone(node: Node) -> None:
-    node.data = {"kubernetes": PUBLISHES}
     arguments = f"arguments --register-with-taints=example.net/new=x:NoSchedule,{labels.TAINT}"
-    result = node.deploy(labels.publish, {KUBELET: [arguments, "passes"]})
+    result = node.deploy(labels.publish, {KUBELET: [arguments, "passes"]}, kubernetes=PUBLISHES)
     assert not result.failed
     assert result.flat == []
 

@@ -27,9 +27,8 @@ def test_a_driver_of_nvidias_installer_is_named_before_packages_are_installed(no
 
 
 def test_a_docker_that_is_a_snap_is_named_before_packages_are_installed(node: Node) -> None:
-    node.data = {"container_engine": {"name": "docker"}}
     there = {of(Present): "/snap/docker/current"}
-    result = node.deploy(container_engine.install, {**DEBIAN, **there})
+    result = node.deploy(container_engine.install, {**DEBIAN, **there}, container_engine={"name": "docker"})
     assert "the node has docker as a snap" in result.flat[0] and "snap remove docker" in result.refusal
     node.data = {"container_engine": {"name": "containerd"}}
     assert "snap remove" not in "\n".join(node.deploy(container_engine.install, {**DEBIAN, **there}).flat)

@@ -11,18 +11,16 @@ from tasks.common.texts import Present
 from tasks.packages import NO_PYTHON
 from tests.deploy.conftest import LOSERS, Node, of
 
+GIVEN = {"url": "https://example.net/t.tar.gz", "inventory": "inventories/prod.py"}
+
 
 def data(keys: Path, **more: Any) -> dict[str, Any]:
-    given = {"url": "https://example.net/t.tar.gz", "inventory": "inventories/prod.py"}
-    return {**given, "keyring": str(keys / "ours.gpg"), **more}
+    return {**GIVEN, "keyring": str(keys / "ours.gpg"), **more}
 
 
 def test_the_timer_and_its_files_are_installed(node: Node, keys: Path) -> None:
-    node.data = {"pull": data(keys, every=30)}
-    result = node.deploy(pull.serve, {})
-    settings = json.loads(result.uploads[pull.SETTINGS])
-    given = {key: node.data["pull"][key] for key in ("url", "inventory")}
-    assert settings == {**given, "host": "@fake/node-a"}
+    result = node.deploy(pull.serve, {}, pull=data(keys, every=30))
+    assert json.loads(result.uploads[pull.SETTINGS]) == {**GIVEN, "host": "@fake/node-a"}
     assert result.uploads[pull.KEYRING] == (keys / "ours.gpg").read_bytes()
     timer = result.uploads["/etc/systemd/system/trackbed-pull.timer"].decode()
     assert "OnUnitInactiveSec=30min" in timer
@@ -40,8 +38,7 @@ def test_the_timer_and_its_files_are_installed(node: Node, keys: Path) -> None:
 
 
 def test_a_timer_whose_reload_would_take_gpus_from_containers_waits(node: Node, keys: Path) -> None:
-    node.data = {"pull": data(keys, every=30)}
-    result = node.deploy(pull.serve, {LOSERS: ["docker-a.scope"]})
+    result = node.deploy(pull.serve, {LOSERS: ["docker-a.scope"]}, pull=data(keys, every=30))
     assert result.commands["Pull | Timer runs"] == []
     assert any("deferred: the timer of pull mode: " in line for line in result.log)
 
@@ -53,8 +50,6 @@ def test_without_the_key_there_is_no_timer(node: Node) -> None:
 
 
 def test_an_inventory_that_this_project_lacks_is_a_warning(node: Node, keys: Path) -> None:
-    node.data = {"pull": data(keys, inventory="inventories/absent.py")}
-    log = node.deploy(pull.serve, {}).log
+    log = node.deploy(pull.serve, {}, pull=data(keys, inventory="inventories/absent.py")).log
     assert any("inventories/absent.py is not a file" in line for line in log)
-    node.data = {"pull": data(keys)}
-    assert not any("is not a file of the site" in line for line in node.deploy(pull.serve, {}).log)
+    assert not any("is not a file of the site" in line for line in node.deploy(pull.serve, {}, pull=data(keys)).log)

@@ -295,11 +295,10 @@ def test_a_kubelet_that_would_not_start_after_a_change_is_named(
 ) -> None:
     for path, text in files.items():
         text_file(tmp_path / path, text)
-    node.data = {"boot": {"arguments": arguments}}
     running = f"running ro {' '.join(arguments)}"
     states = sh(kubelet_states._STATES, tmp_path)
     answers = {of(kubelet_states.KubeletStates): states, REQUESTS: ["boot-1"], ARGUMENTS: [running, "loader none"]}
     spec = from_mapping({"node_name": "node-a", **more}, "node-a")
-    result = node.deploy(lambda: boot.configure(spec=spec), {**DEBIAN, **answers})
+    result = node.deploy(lambda: boot.configure(spec=spec), {**DEBIAN, **answers}, boot={"arguments": arguments})
     said = [line for line in result.log if "it does not start until" in line]
     assert [f"after a change of {warned} it" in line for line in said] == ([True] if warned else [])

@@ -53,9 +53,8 @@ PVE = "6.14.11-2-pve"
 def test_the_packages_of_proxmox_s_kernels_have_names_of_their_own(
     node: Node, there: list[str], release: str | None, image: str
 ) -> None:
-    node.data = {"kernel": {"release": release, "hold": True}}
     have = {**dpkg(*there), "uname -r": PVE, of(HeldPackages): []}
-    result = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **have})
+    result = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **have}, kernel={"release": release, "hold": True})
     assert result.flat[0].endswith(f" {image}proxmox-headers-{PVE}")
     metas = sorted(each for each in there if not each.endswith("-pve"))
     assert [command.endswith(f" apt-mark hold {' '.join(metas)}") for command in result.flat[1:]] == [True] * bool(
@@ -201,9 +200,8 @@ def test_a_host_is_not_rebooted_into_a_kernel_without_an_initramfs(
     program(tmp_path / "bin/lsinitramfs", 'grep image "$1"')
     absent = {of(NoInitramfs): sh(kernel._NO_INITRAMFS, tmp_path, OLD, release, programs=tmp_path / "bin")}
     have = {**RUNNING, **absent, of(NextKernel): f"/boot/vmlinuz-{release}", "cat /proc/sys/kernel/random": ["boot-2"]}
-    node.data = {"reboot": {"policy": "allow"}}
     due = {of(NodeRebootRequests): ["boot-1", "boot boot-1 why "]}
-    rebooted = node.deploy(reboot_policy.by_policy, {**have, **due})
+    rebooted = node.deploy(reboot_policy.by_policy, {**have, **due}, reboot={"policy": "allow"})
     assert (str(script(reboot_policy._REBOOT)) in rebooted.flat) is not refused
     node.data = {"kernel": {"release": release, "headers": False}}
     pinned = node.deploy(kernel.pin, {**DEBIAN, **have, **dpkg(f"linux-image-{release}")})

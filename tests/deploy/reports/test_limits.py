@@ -94,8 +94,7 @@ def test_a_file_of_limits_that_is_read_later_is_named(
     expected = f"/{file} is read after the deploy's own file, and has `{line}`"
     found = others(tmp_path, **{file: f"{line}\n"})
     assert found == [expected] * said
-    node.data = {"limits": {"daemons": []}}
-    result = node.deploy(limits.lift, {of(limits.OtherLimits): found})
+    result = node.deploy(limits.lift, {of(limits.OtherLimits): found}, limits={"daemons": []})
     assert result.failed is said
     assert any(f"limits: {expected}; remove it there" in line for line in result.errors) is said
 
