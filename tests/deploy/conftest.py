@@ -122,6 +122,11 @@ class Result:
         return [command for commands in self.commands.values() for command in commands]
 
     @property
+    def did_nothing(self) -> bool:
+        """Whether all is as it should be: no operation would change anything, and none ran a command."""
+        return not self.failed and not self.flat and not any(self.planned.values())
+
+    @property
     def refusal(self) -> str:
         """Why the host failed: its one command, which refuses, or its one error before any command."""
         assert self.failed

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tasks.common.commands import script
+from tests.programs import success
 
 
 def ran(
@@ -24,9 +25,7 @@ def sh(
     text: str, *arguments: object, programs: Path | str | None = None, cwd: Path | str | None = None, **environment: str
 ) -> list[str]:
     """Run a script as a task does; the lines that it prints."""
-    done = ran(script(text, *map(str, arguments)), programs, cwd, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    return success(ran(script(text, *map(str, arguments)), programs, cwd, **environment)).splitlines()
 
 
 def process(root: Path, pid: int, name: str, *opened: str, cgroup: str = "0::/") -> None:

@@ -21,6 +21,7 @@ from tests.deploy.conftest import Answers, of
 from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.fake import inventory, pyinfra
 from tests.deploy.test_agent import BASE, NEW, versions
+from tests.programs import success
 from tests.sim.machine_file import SimMachine, load
 from tests.stand_ins import text_file
 from tests.zoo.walk import machines
@@ -73,8 +74,7 @@ def flat(done: subprocess.CompletedProcess[str]) -> str:
 def test_the_groups_of_200_servers_give_each_what_it_has(tmp_path: Path) -> None:
     fleet = dict(servers(COUNT))
     known = {name: facts(machine, name) for name, machine in fleet.items()}
-    done = discover(tmp_path, {name: {"fake_responses": answering(each)} for name, each in known.items()})
-    assert done.returncode == 0, done.stderr
+    success(discover(tmp_path, {name: {"fake_responses": answering(each)} for name, each in known.items()}))
     made = inventory_of(tmp_path / "inventories/site_by_hardware.py")
     assert len(made.hosts) == COUNT
     groups = {path.stem for path in (tmp_path / "group_data").iterdir()}
@@ -102,8 +102,7 @@ def test_the_files_read_as_a_person_would_write_them(tmp_path: Path) -> None:
     odd["nics"][1]["mtu"] = 4050
     hosts: dict[str, Any] = {name: {"fake_responses": answering(each)} for name, each in known.items()}
     hosts["gpu-2"]["node_name"] = None
-    done = discover(tmp_path, hosts)
-    assert done.returncode == 0, done.stderr
+    success(discover(tmp_path, hosts))
     text = (tmp_path / "group_data" / "mlx5_core_x8_gpu_x8.py").read_text()
     assert text.startswith('"""3 servers with the same hardware.')
     assert text.count('"mtu": ') == 1
@@ -175,8 +174,7 @@ def test_a_node_that_does_not_answer_is_named_and_the_others_are_written(tmp_pat
 
 def test_hosts_that_are_asked_one_by_one_are_all_written(tmp_path: Path) -> None:
     _, known = fleet_of("lab-node", 2)
-    done = discover(tmp_path, {name: {"fake_responses": answering(each)} for name, each in known.items()}, "--serial")
-    assert done.returncode == 0, done.stderr
+    success(discover(tmp_path, {name: {"fake_responses": answering(each)} for name, each in known.items()}, "--serial"))
     assert (tmp_path / "inventories/site_by_hardware.py").read_text().count("@fake/gpu-") == 2
 
 

@@ -117,9 +117,7 @@ def test_only_cards_of_the_spec_s_nics_are_used(node: Node) -> None:
 
 
 def test_nothing_is_done_if_the_file_is_in_place(node: Node) -> None:
-    result = deploy(node, TYPE, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: HEADER + ROCE})})
-    assert result.flat == []
-    assert not any(result.planned.values())
+    assert deploy(node, TYPE, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: HEADER + ROCE})}).did_nothing
 
 
 def test_without_the_key_only_trackbed_s_file_is_removed(node: Node) -> None:

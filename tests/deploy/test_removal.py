@@ -202,9 +202,7 @@ def test_an_empty_folder_is_removed_and_one_with_files_is_not(tmp_path: Path) ->
 
 
 def test_a_node_without_files_of_trackbed_is_left_alone(node: Node) -> None:
-    result = node.deploy(removal.remove_all, {})
-    assert result.flat == []
-    assert not any(result.planned.values())
+    assert node.deploy(removal.remove_all, {}).did_nothing
 
 
 def test_trackbed_stays_while_something_that_needs_it_waits_for_a_reload_that_would_take_gpus(node: Node) -> None:

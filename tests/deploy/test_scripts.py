@@ -1,6 +1,5 @@
 """The scripts of small tasks: these tests run them in a temporary folder."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -25,8 +24,7 @@ def test_network_managers_that_can_ignore_vfs_are_found(tmp_path: Path, version:
     program(tmp_path / "usr/sbin/NetworkManager")
     program(tmp_path / "usr/lib/systemd/systemd-networkd")
     program(tmp_path / "bin/systemctl", f"echo '{version}'; echo +PAM")
-    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    assert sh(network_managers._MANAGERS, tmp_path, PATH=path) == managers
+    assert sh(network_managers._MANAGERS, tmp_path, programs=tmp_path / "bin") == managers
 
 
 def test_vfs_that_udev_has_not_marked_are_found(tmp_path: Path) -> None:

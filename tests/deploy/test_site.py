@@ -20,6 +20,7 @@ from tasks.common.archive import ROOT
 from tasks.common.site import PIN
 from tests.deploy.fake import IMPORT
 from tests.deploy.test_cli import FRESH
+from tests.programs import failure, success
 from tests.stand_ins import text_file
 
 PYINFRA = str(Path(sys.executable).with_name("pyinfra"))
@@ -45,8 +46,7 @@ def trackbed(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def site(tmp_path: Path) -> Path:
     """A site as `trackbed init` makes it, with two servers."""
     folder = tmp_path / "fleet"
-    done = trackbed("init", folder)
-    assert done.returncode == 0, done.stderr
+    success(trackbed("init", folder))
     hosts = [(f"@fake/gpu-0{number}", {"node_name": f"gpu-0{number}"}) for number in (1, 2)]
     (folder / "inventories/prod.py").write_text(f"{IMPORT}servers = ({hosts!r}, {FAKE!r})\n")
     (folder / "group_data/servers.py").write_text(NICS)
@@ -54,9 +54,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def data_of(inventory: Path) -> list[dict[str, Any]]:
-    done = ran(PYINFRA, "--json", inventory, "debug-inventory")
-    assert done.returncode == 0, done.stderr
-    return [host["data"] for host in json.loads(done.stdout)]
+    return [host["data"] for host in json.loads(success(ran(PYINFRA, "--json", inventory, "debug-inventory")))]
 
 
 def test_an_inventory_of_three_lines_is_deployed_dry(site: Path) -> None:
@@ -71,9 +69,7 @@ def test_init_leaves_what_is_there_and_refuses_the_checkout(site: Path) -> None:
     (site / "README.md").write_text("ours\n")
     assert "README.md exists, and stays as it is" in trackbed("init", site).stdout
     assert (site / "README.md").read_text() == "ours\n"
-    refused = trackbed("init", ROOT / "fleet-of-mine")
-    assert refused.returncode == 1
-    assert f"{ROOT}/fleet-of-mine is in the checkout" in refused.stderr
+    assert f"{ROOT}/fleet-of-mine is in the checkout" in failure(trackbed("init", ROOT / "fleet-of-mine"))
     assert not (ROOT / "fleet-of-mine").exists()
 
 
@@ -172,17 +168,13 @@ def test_a_host_with_two_values_of_a_key_in_two_groups_is_named_with_the_one_tha
 
 @pytest.mark.parametrize("deploy", ["deploy.py", f"{ROOT}/deploys/remove.py"])
 def test_a_deploy_in_the_place_of_the_inventory_is_one_error(site: Path, deploy: str) -> None:
-    done = ran(PYINFRA, deploy, site / "inventories/prod.py", "--dry")
-    assert done.returncode == 1
-    assert f"{deploy} is no inventory" in done.stderr
+    assert f"{deploy} is no inventory" in failure(ran(PYINFRA, deploy, site / "inventories/prod.py", "--dry"))
 
 
 @pytest.mark.parametrize("given", ["", "inventories"])
 def test_a_folder_in_the_place_of_an_inventory_is_named_with_an_inventory(site: Path, given: str) -> None:
-    done = ran(PYINFRA, site / given, "deploy.py", "--dry")
-    said = f"{site / given} is a folder; give the file of an inventory, such as {site}/inventories/prod.py"
-    assert done.returncode == 1
-    assert said in done.stderr and "Traceback" not in done.stderr
+    said = failure(ran(PYINFRA, site / given, "deploy.py", "--dry"))
+    assert f"{site / given} is a folder; " in said and f" such as {site}/inventories/prod.py" in said
 
 
 @pytest.mark.parametrize(
@@ -209,10 +201,9 @@ def test_another_version_than_the_site_is_for_shows_and_does_not_deploy(site: Pa
     said = f"says that this site is for Trackbed 0.9.0, and this checkout is {version()}"
     assert said in shown.stderr
     assert f"{ROOT}/CHANGELOG.md" in shown.stderr
-    refused = ran(PYINFRA, "-y", site / "inventories/prod.py", "deploy.py")
-    assert refused.returncode == 1
-    assert said in refused.stderr
-    assert "Connecting" not in refused.stderr
+    refused = failure(ran(PYINFRA, "-y", site / "inventories/prod.py", "deploy.py"))
+    assert said in refused
+    assert "Connecting" not in refused
     with pytest.raises(DeployError, match=r"for Trackbed 0\.9\.0"):
         pull.build(site / "archive", (), site)
     (site / PIN).write_text(f"{version()}\n")
@@ -252,11 +243,10 @@ def test_the_archive_of_pull_mode_has_the_site_in_the_place_of_the_examples(site
 def test_pyinfra_of_another_checkout_is_one_error(tmp_path: Path, site: Path) -> None:
     for name in ("config.py", "deploy.py"):
         shutil.copy(ROOT / name, tmp_path)
-    done = ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry", cwd=tmp_path)
-    assert done.returncode == 1
+    message = failure(ran(PYINFRA, site / "inventories/prod.py", "deploy.py", "--dry", cwd=tmp_path))
     said = f"this pyinfra belongs to the checkout {ROOT}, and runs in {tmp_path}: run `make control` in {tmp_path}"
-    assert said in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr and "Connecting" not in done.stderr
+    assert said in message
+    assert "Traceback" not in message and "Connecting" not in message
 
 
 def test_pyinfra_in_the_site_s_folder_is_one_error(site: Path) -> None:
@@ -264,16 +254,13 @@ def test_pyinfra_in_the_site_s_folder_is_one_error(site: Path) -> None:
     path = f"import sys\nsys.path.append({str(ROOT)!r})\n"
     inventory = site / "inventories/prod.py"
     inventory.write_text(path + inventory.read_text())
-    done = ran(PYINFRA, "inventories/prod.py", ROOT / "deploy.py", "--dry", cwd=site)
-    assert done.returncode == 1
-    assert f"pyinfra has not read {ROOT}/config.py: run it in {ROOT}" in done.stderr
-    assert "Traceback" not in done.stderr
+    said = failure(ran(PYINFRA, "inventories/prod.py", ROOT / "deploy.py", "--dry", cwd=site))
+    assert f"pyinfra has not read {ROOT}/config.py: run it in {ROOT}" in said
 
 
 def explained(site: Path, *words: str) -> list[str]:
-    done = trackbed("explain", *words, "--inventory", site / "inventories/prod.py")
-    assert done.returncode == 0, done.stderr
-    return done.stdout.replace(f"{site}/", "").splitlines()
+    shown = success(trackbed("explain", *words, "--inventory", site / "inventories/prod.py"))
+    return shown.replace(f"{site}/", "").splitlines()
 
 
 def test_an_override_reaches_the_deploy_and_one_of_another_host_does_not_stop_it(site: Path) -> None:
@@ -282,12 +269,10 @@ def test_an_override_reaches_the_deploy_and_one_of_another_host_does_not_stop_it
     inventory = site / "inventories/prod.py"
     hosts = [("@fake/gpu-01", odd), ("@fake/gpu-02", wrong)]
     inventory.write_text(f"{IMPORT}servers = ({hosts!r}, {FAKE!r})\n")
-    refused = dry(site)
-    assert refused.returncode == 1
+    refused = failure(dry(site))
     said = "gpu-02.nic_overrides (host): 'rail7' is not a name in nics; known names: rail0"
-    assert said in refused.stderr and "Connecting" not in refused.stderr
-    limited = dry(site, "--limit", "@fake/gpu-01")
-    assert limited.returncode == 0, limited.stderr
+    assert said in refused and "Connecting" not in refused
+    success(dry(site, "--limit", "@fake/gpu-01"))
     inventory.write_text(f"{IMPORT}servers = ({hosts[:1]!r}, {FAKE!r})\n")
     assert data_of(inventory)[0]["nics"] == [{"name": "rail0", "select": {"pci": "0000:9d:00.0"}, "vfs": {"count": 8}}]
 
@@ -320,10 +305,9 @@ def test_explain_names_the_file_of_each_value_and_the_defaults(site: Path) -> No
 
 
 def test_explain_knows_the_worked_example() -> None:
-    done = trackbed("explain", "gpu-07.example.net", "--inventory", ROOT / "inventories/prod.py")
-    assert done.returncode == 0, done.stderr
-    assert f"nics.rail7.mtu = 9000  # {ROOT}/group_data/connectx_roce.py\n" in done.stdout
-    assert f"disruption.allow = 'none'  # {ROOT}/inventories/prod.py, group careful\n" in done.stdout
+    out = success(trackbed("explain", "gpu-07.example.net", "--inventory", ROOT / "inventories/prod.py"))
+    assert f"nics.rail7.mtu = 9000  # {ROOT}/group_data/connectx_roce.py\n" in out
+    assert f"disruption.allow = 'none'  # {ROOT}/inventories/prod.py, group careful\n" in out
     short = trackbed("explain", "gpu-07", "--inventory", ROOT / "inventories/prod.py")
     assert (short.returncode, "has no host gpu-07; did you mean 'gpu-07.example.net'?" in short.stderr) == (1, True)
     absent = trackbed("explain", "gpu-99", "--inventory", ROOT / "inventories/prod.py")
@@ -359,10 +343,7 @@ def test_explain_knows_each_key_of_the_connection_and_shows_no_secret(key: str, 
 )
 def test_explain_of_wrong_data_says_what_is_wrong(site: Path, wrong: dict[str, Any], said: str) -> None:
     (site / "inventories/prod.py").write_text(f"servers = {[('gpu-01', wrong)]!r}\n")
-    done = trackbed("explain", "gpu-01", "--inventory", site / "inventories/prod.py")
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert said in failure(trackbed("explain", "gpu-01", "--inventory", site / "inventories/prod.py"))
 
 
 def test_the_fleet_s_commands_find_the_site(site: Path) -> None:

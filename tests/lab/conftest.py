@@ -19,6 +19,7 @@ from _pytest.runner import runtestprotocol
 os.environ["TRACKBED_LAB"] = os.environ.get("TRACKBED_TEST_LAB", "test")
 
 from lab import LabError, Node, fleet, logs, repository
+from tests.programs import success
 
 ROOT = Path(__file__).parent.parent.parent
 FRESH = "fresh"
@@ -199,8 +200,7 @@ def wait_first_pass(node: Node) -> None:
 
 
 def _wait(node: Node, within: float, *options: str) -> None:
-    waited = node.run(["trackbed", "wait", *options, "--timeout", str(int(within))], timeout=within + 30)
-    assert waited.returncode == 0, waited.stderr
+    success(node.run(["trackbed", "wait", *options, "--timeout", str(int(within))], timeout=within + 30))
 
 
 def settled(node: Node) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.programs import success
 from tests.stand_ins import text_file
 
 pytestmark = pytest.mark.slow
@@ -31,9 +32,7 @@ def examples() -> dict[str, str]:
 def converged(folder: Path, **attributes: Any) -> Any:
     """What a pass made of the simulated machine, by an agent with the files of ``folder`` as well; ``attributes`` of VFs."""
     command = [sys.executable, "-m", "tests.unit.extended", str(folder), json.dumps(attributes)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(success(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)))
 
 
 def write(folder: Path, names: list[str]) -> None:

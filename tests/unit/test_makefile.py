@@ -10,6 +10,7 @@ import pytest
 
 from tests.deploy.fake import IMPORT
 from tests.deploy.test_cli import DATA, FRESH
+from tests.programs import success
 from tests.stand_ins import program, text_file
 
 ROOT = Path(__file__).parents[2]
@@ -51,8 +52,7 @@ def control_beside(folder: Path, **pythons: str) -> subprocess.CompletedProcess[
 @pytest.mark.slow
 def test_a_newer_python_beside_one_that_is_too_old_makes_the_environment(tmp_path: Path) -> None:
     """As on Rocky Linux 9: python3 is 3.9, and python3.12 is a package of its own."""
-    done = control_beside(tmp_path, python3="exit 1", python3_12=f'exec {sys.executable} "$@"')
-    assert done.returncode == 0, done.stderr
+    success(control_beside(tmp_path, python3="exit 1", python3_12=f'exec {sys.executable} "$@"'))
     assert (tmp_path / ".venv/bin/pip").exists()
 
 

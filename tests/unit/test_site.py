@@ -19,6 +19,7 @@ from handbook import campaign, conditions, spec, trials
 from handbook.hooks import PICTURES
 from handbook.recordings import RECORDINGS
 from tests.chromium import Scheme, illegible
+from tests.programs import success
 from tests.stand_ins import text_file
 
 pytestmark = pytest.mark.slow
@@ -43,8 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (base / "site.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            done = built(ROOT, base / "new site")
-            assert done.returncode == 0, done.stderr
+            success(built(ROOT, base / "new site"))
             (base / "new site").rename(folder)
     return folder
 

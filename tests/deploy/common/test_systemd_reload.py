@@ -24,6 +24,7 @@ from tasks.kubernetes import kubelet, reporter
 from tasks.packages import INTERPRETERS, vendor_repository
 from tests.deploy.conftest import LOSERS, Answers, Node, file_answers, of
 from tests.deploy.scripts import sh
+from tests.programs import failure
 from tests.stand_ins import program, text_file
 
 SLICE = "/kubepods.slice/kubepods-pod1.slice"
@@ -55,7 +56,7 @@ def losers(root: Path, *scopes: str) -> list[str]:
     # A unit's name may be a pattern.
     program(root / "bin/systemctl", f"cd {root}/units; shift; for unit; do cat $unit 2>/dev/null; done")
     text = f'{systemd_reload._LOSERS}gpu_losers "$1"\n'
-    answer = sh(text, root, PATH=f"{root}/bin:{os.environ['PATH']}")
+    answer = sh(text, root, programs=root / "bin")
     return systemd_reload.GpuLosers().process(answer)
 
 
@@ -107,7 +108,7 @@ def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path, for
     text = systemd_reload.RELOAD.replace("/dev/char", f"{tmp_path}/dev/char")
     text = text.replace("/dev/nvidia", f"{tmp_path}/dev/nvidia").replace("#/dev", f"#{tmp_path}/dev")
     for _ in range(2):
-        sh(text, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        sh(text, programs=tmp_path / "bin")
         assert (tmp_path / "asked").read_text() == "daemon-reload\n"
         assert (tmp_path / "before").read_text().split() == ["195:255", "238:1"]
         assert (tmp_path / "dev/char/195:255").readlink() == Path("../nvidia0")
@@ -126,9 +127,8 @@ def test_nothing_is_installed_while_a_package_s_reload_would_take_gpus(tmp_path:
         program(tmp_path / "bin" / name, f"echo {name} >> {tmp_path}/ran")
     environment = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "MACHINE": str(tmp_path)}
     words = ["sh", "-ec", text, "sh", "", "", "", ""]
-    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert f" containers ({scope}): a toolkit before 1.18" in done.stderr
+    said = failure(subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False))
+    assert f" containers ({scope}): a toolkit before 1.18" in said
     assert not (tmp_path / "ran").exists()
 
 
@@ -213,8 +213,7 @@ def test_a_unit_that_is_gone_is_not_restarted(tmp_path: Path, state: str, restar
     program(
         tmp_path / "bin/systemctl", f"case $1 in show) echo {state} ;; try-restart) {restart} ;; daemon-reload) ;; esac"
     )
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    assert sh(systemd_reload.RESTART, "unit.service", PATH=path) == restarted
+    assert sh(systemd_reload.RESTART, "unit.service", programs=tmp_path / "bin") == restarted
 
 
 def test_a_unit_that_cannot_be_restarted_is_an_error(tmp_path: Path) -> None:
@@ -223,7 +222,7 @@ def test_a_unit_that_cannot_be_restarted_is_an_error(tmp_path: Path) -> None:
         tmp_path / "bin/systemctl", "case $1 in show) echo loaded ;; try-restart) echo Job failed. >&2; exit 1 ;; esac"
     )
     with pytest.raises(AssertionError, match="Job failed"):
-        sh(systemd_reload.RESTART, "unit.service", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        sh(systemd_reload.RESTART, "unit.service", programs=tmp_path / "bin")
 
 
 def test_a_container_that_ends_meanwhile_hides_no_other(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tasks.common import texts
 from tasks.common.commands import Commands
 from tests.deploy.conftest import Node
 from tests.deploy.scripts import sh
+from tests.programs import success
 
 PROGRAM = 'ls "$1"; cat "$1/changed"\n'
 HAVE = {"changed": "old\n", "removed": "old\n", "same": "old\n"}
@@ -55,9 +56,7 @@ def test_several_files_are_read_byte_for_byte_but_for_a_final_line_end(tmp_path:
 
 
 def test_files_are_replaced_as_a_whole_and_read_by_the_same_command(node: Node, folder: Path) -> None:
-    done = replaced(node, folder, PROGRAM)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["added", "changed", "same", "new"]
+    assert success(replaced(node, folder, PROGRAM)).split() == ["added", "changed", "same", "new"]
     assert {file.name: file.read_text() for file in folder.iterdir()} == WANT
     assert (folder / "changed").stat().st_mode & 0o777 == 0o644
     assert read(folder) == {str(folder / name): text for name, text in WANT.items()}
@@ -72,9 +71,7 @@ def test_files_that_a_program_did_not_read_are_replaced_again(node: Node, folder
     """A kill stands for a loss of power, too: nothing of the command runs after it."""
     before = read(folder)
     assert replaced(node, folder, after).returncode != 0
-    again = replaced(node, folder, PROGRAM)
-    assert again.returncode == 0, again.stderr
-    assert again.stdout.split() == ["added", "changed", "same", "new"]
+    assert success(replaced(node, folder, PROGRAM)).split() == ["added", "changed", "same", "new"]
     assert {file.name: file.read_text() for file in folder.iterdir()} == WANT
     assert read(folder) != before
 

@@ -1,6 +1,5 @@
 """An older release in place of a newer one, by real dnf and rpm in a folder. Packages require a version or any later one."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -90,7 +89,7 @@ class Node:
 
     def run(self, text: str, *arguments: str) -> list[str]:
         log = f"{self.root}/node/var/log/dnf5.log"
-        return sh(text, *arguments, PATH=f"{self.root}/bin:{os.environ['PATH']}", DNF5_LOG=log)
+        return sh(text, *arguments, programs=self.root / "bin", DNF5_LOG=log)
 
     def install(self, *names: str) -> None:
         """By the deploy's own command."""

@@ -16,6 +16,7 @@ from tasks.packages.dkms import RunningKernel
 from tasks.reboot import NodeRebootRequests
 from tests.deploy.conftest import DEBIAN, Node, file_answers, of
 from tests.deploy.scripts import ran, sh
+from tests.programs import failure
 from tests.stand_ins import program, text_file
 
 PENDING = of(PendingModules)
@@ -43,9 +44,7 @@ def test_a_fresh_node_gets_the_files_and_loads_the_modules_that_are_not_loaded(n
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {"kernel_modules": ["ib_umad", "rdma_ucm"], "kernel_module_options": {"erdma": {"compat_mode": False}}}
     there = file_answers(kernel_modules.AT_BOOT, BOOT) | file_answers(kernel_modules.OPTIONS, OPTIONS)
-    result = node.deploy(both, there)
-    assert not any(result.planned.values())
-    assert result.flat == []
+    assert node.deploy(both, there).did_nothing
 
 
 def test_a_module_that_the_running_kernel_lacks_waits_for_the_next_one(node: Node) -> None:
@@ -92,11 +91,10 @@ def test_a_module_is_pending_if_modprobe_would_load_it_whatever_it_says_of_its_f
 def test_the_package_that_may_have_a_missing_module_is_named(tmp_path: Path, known: int, said: str) -> None:
     for name, text in {"modprobe": "exit 1", "modinfo": f"exit {known}", "uname": "echo 6.8.0-9-kvm"}.items():
         program(tmp_path / name, text)
-    done = ran(load("ib_umad"), tmp_path)
-    assert done.returncode == 1
-    assert said in done.stderr
+    message = failure(ran(load("ib_umad"), tmp_path))
+    assert said in message
     for package in ("linux-modules-extra-6.8.0-9-kvm on Ubuntu", "kernel-modules-extra-6.8.0-9-kvm on RHEL"):
-        assert bool(said) == (package in done.stderr)
+        assert bool(said) == (package in message)
 
 
 @pytest.mark.parametrize(
@@ -105,17 +103,15 @@ def test_the_package_that_may_have_a_missing_module_is_named(tmp_path: Path, kno
 )
 def test_a_line_by_which_modprobe_loads_nothing_is_named(tmp_path: Path, line: str, code: int) -> None:
     program(tmp_path / "modprobe", f'case $1 in --dry-run) echo "{line}" ;; *) exit {code} ;; esac')
-    done = ran(load("ib_umad"), tmp_path)
-    assert done.returncode == 1
-    assert "a line `install ib_umad` in /etc/modprobe.d keeps modprobe from loading it; remove that line" in done.stderr
+    said = failure(ran(load("ib_umad"), tmp_path))
+    assert "a line `install ib_umad` in /etc/modprobe.d keeps modprobe from loading it; remove that line" in said
 
 
 def test_a_kernel_that_loads_no_more_modules_is_named(tmp_path: Path) -> None:
     program(tmp_path / "bin/modprobe", "case $1 in --dry-run) echo insmod /lib/modules/x.ko ;; *) exit 1 ;; esac")
     text_file(tmp_path / "proc/sys/kernel/modules_disabled", "1\n")
-    done = ran(load("ib_umad"), tmp_path / "bin", MACHINE=str(tmp_path))
-    assert done.returncode == 1
-    assert "the kernel loads no more modules in this boot (kernel.modules_disabled); reboot, so" in done.stderr
+    said = failure(ran(load("ib_umad"), tmp_path / "bin", MACHINE=str(tmp_path)))
+    assert "the kernel loads no more modules in this boot (kernel.modules_disabled); reboot, so" in said
     # Packages of drivers are not replaced either: with the programs of another version, the loaded ones would not work.
     assert sh(signatures._REFUSED, MACHINE=str(tmp_path)) == [signatures._NO_MORE]
 

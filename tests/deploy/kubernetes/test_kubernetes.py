@@ -110,9 +110,7 @@ def test_a_node_with_a_valid_token_gets_nothing(
     node: Node, key: dict[str, Any], credentials: list[str], tmp_path: Path
 ) -> None:
     answers = {**DEBIAN, **texts(key, node, tmp_path), CREDENTIALS: credentials}
-    result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
-    assert result.flat == []
-    assert not any(result.planned.values())
+    assert evolve(node, data={"kubernetes": key}).deploy(configure, answers).did_nothing
 
 
 def test_an_authority_without_a_final_line_end_is_no_other_authority(

@@ -9,6 +9,7 @@ from tasks.packages import dkms
 from tasks.packages.dkms import Builds, OtherModules
 from tests.deploy.conftest import Node, of
 from tests.deploy.scripts import ran, sh
+from tests.programs import success
 from tests.stand_ins import program, text_file
 
 KERNEL = {"uname -r": "6.1.0-9-amd64"}
@@ -143,8 +144,7 @@ def tree(tmp_path: Path) -> Tree:
 def test_a_build_is_installed_whatever_dkms_makes_of_force(tree: Tree, again: bool, active: bool) -> None:
     if active:
         tree.active.touch()
-    done = tree.build(again)
-    assert done.returncode == 0, done.stderr
+    success(tree.build(again))
     assert tree.kernel.read_text() == ("with new options" if again else "built")
 
 

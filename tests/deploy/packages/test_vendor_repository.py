@@ -13,6 +13,7 @@ from tasks.packages.vendor_repository import KeyFingerprints, Package, Repositor
 from tests.deploy.conftest import Node, file_answers, of
 from tests.deploy.scripts import ran, sh
 from tests.deploy.systems import dpkg, rpm
+from tests.programs import failure, success
 from tests.stand_ins import program
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
@@ -69,9 +70,7 @@ def test_gpg_is_installed_where_it_is_missing(node: Node) -> None:
 
 def test_nothing_is_done_if_the_repository_is_in_place(node: Node) -> None:
     there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
-    result = node.deploy(add, {**dpkg("gpg=2.2"), of(KeyFingerprints): FINGERPRINT, **there})
-    assert not any(result.planned.values())
-    assert result.flat == []
+    assert node.deploy(add, {**dpkg("gpg=2.2"), of(KeyFingerprints): FINGERPRINT, **there}).did_nothing
 
 
 def test_a_keyring_with_another_key_is_written_anew(node: Node) -> None:
@@ -110,9 +109,8 @@ def test_if_no_repository_has_dkms_the_error_says_where_it_is(tmp_path: Path, li
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     # No other program is found: the login's PATH ends with the folder, and so does the script's.
     text = f"PATH={tmp_path}\n{vendor_repository._DNF}"
-    done = ran(script(text, "erdma", "", "", "erdma-dkms-1.1"), DKMS=str(tmp_path))
-    assert done.returncode == 1
-    assert ("for the RHEL family is in EPEL" in done.stderr) == hinted
+    said = failure(ran(script(text, "erdma", "", "", "erdma-dkms-1.1"), DKMS=str(tmp_path)))
+    assert ("for the RHEL family is in EPEL" in said) == hinted
 
 
 def test_a_package_is_installed_at_its_version_and_held(node: Node) -> None:
@@ -229,8 +227,7 @@ def test_only_the_wanted_key_of_a_file_is_installed(keys: dict[str, Path], tmp_p
     want = next(iter(keys))
     for armor in ("", "--armor"):
         ring = tmp_path / "keyrings" / f"ring{armor}.gpg"
-        done = install_key(keys["both"], want, ring, armor=armor)
-        assert done.returncode == 0, done.stderr
+        success(install_key(keys["both"], want, ring, armor=armor))
         assert fingerprints(ring) == [want]
         assert ring.stat().st_mode & 0o777 == 0o644
         assert ring.read_bytes().startswith(b"-----BEGIN") == bool(armor)
@@ -239,18 +236,15 @@ def test_only_the_wanted_key_of_a_file_is_installed(keys: dict[str, Path], tmp_p
 def test_a_wrong_key_is_refused_with_both_fingerprints(keys: dict[str, Path], tmp_path: Path) -> None:
     ours, theirs, _ = keys
     ring = tmp_path / "ring.gpg"
-    done = install_key(keys[theirs], ours, ring)
-    assert done.returncode == 1
-    assert f"has the fingerprint {theirs}, expected is {ours}; nothing was installed" in " ".join(done.stderr.split())
+    said = failure(install_key(keys[theirs], ours, ring))
+    assert f"has the fingerprint {theirs}, expected is {ours}; nothing was installed" in said
     assert not ring.exists()
 
 
 def test_a_web_page_in_place_of_the_key_is_refused(keys: dict[str, Path], tmp_path: Path) -> None:
     page, ring = tmp_path / "page", tmp_path / "ring.gpg"
     page.write_text("<html>403</html>")
-    done = install_key(page, next(iter(keys)), ring)
-    assert done.returncode == 1
-    assert "none: it is not a key" in done.stderr
+    assert "none: it is not a key" in failure(install_key(page, next(iter(keys)), ring))
     assert not ring.exists()
 
 
@@ -334,8 +328,7 @@ def test_an_expired_key_stays_if_there_is_no_extended_one(
     want, short, _ = expired
     ring, source = tmp_path / "ring.gpg", short if there else tmp_path / "missing"
     ring.write_bytes(short.read_bytes())
-    done = install_key(source, want, ring)
-    assert done.returncode == 0
+    success(install_key(source, want, ring))
     assert ring.read_bytes() == short.read_bytes()
 
 

@@ -195,7 +195,7 @@ E: The repository 'https://repo.example.net/deb  InRelease' is not signed.
 def test_a_key_that_apt_accepts_no_more_is_to_be_fetched_again(tmp_path: Path) -> None:
     program(tmp_path / "bin/apt-get", f"cat <<'END'\n{UNBOUND}END\nexit 100")
     with pytest.raises(AssertionError, match=r"not signed\.\n(?s:.*)remove its file on the node \(Signed-By"):
-        sh(f"{packages.APT}apt_update", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+        sh(f"{packages.APT}apt_update", programs=tmp_path / "bin")
 
 
 CHANGING = """\

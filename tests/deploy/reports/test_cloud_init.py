@@ -1,6 +1,5 @@
 """Public reports of servers on which cloud-init is still at work when one can log in."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -27,5 +26,5 @@ def test_nothing_is_installed_before_cloud_init_has_written_the_sources(
     program(tmp_path / "bin/systemctl", SYSTEMCTL.format(root=tmp_path))
     program(tmp_path / "bin/sleep", f"echo waited >> {tmp_path}/log; echo > {tmp_path}/job")
     program(tmp_path / f"bin/{manager}", f"echo installs >> {tmp_path}/log")
-    sh(script, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    sh(script, programs=tmp_path / "bin")
     assert (tmp_path / "log").read_text().split() == ["waited", "installs"]

@@ -1,6 +1,5 @@
 """Public reports of DKMS: builds of a module whose source is gone, and builds without the compiler of the kernel."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ def test_a_module_whose_source_is_gone_hides_no_other(tmp_path: Path, gone: str,
         (tmp_path / "tree" / each / "source").symlink_to(tmp_path / "src" / each)
     text_file(tmp_path / "src" / there / "dkms.conf")
     program(tmp_path / "bin/dkms", DKMS.format(tree=tmp_path / "tree"))
-    output = sh(dkms._BUILDS, PATH=f"{tmp_path}/bin:{os.environ['PATH']}", DKMS=str(tmp_path / "tree"))
+    output = sh(dkms._BUILDS, programs=tmp_path / "bin", DKMS=str(tmp_path / "tree"))
     module, _, version = there.partition("/")
     assert dkms.Builds().process(output) == [dkms.Build(module, version, "6.1", "installed")]
 

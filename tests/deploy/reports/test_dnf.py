@@ -1,6 +1,5 @@
 """Public reports of another rpm that is at work: real dnf and rpm in a folder, and dnf5 by what it prints."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -76,7 +75,7 @@ exit 1
 def test_dnf5_that_does_not_wait_is_run_again(tmp_path: Path) -> None:
     program(tmp_path / "bin/dnf", DNF5.format(free=tmp_path / "free"))
     program(tmp_path / "bin/sleep", f"touch {tmp_path}/free")
-    assert sh(f"{DNF}dnf install -y jq", PATH=f"{tmp_path}/bin:{os.environ['PATH']}") == []
+    assert sh(f"{DNF}dnf install -y jq", programs=tmp_path / "bin") == []
     assert (tmp_path / "free").exists()
 
 
@@ -169,7 +168,7 @@ def test_a_key_that_has_changed_or_is_no_more_accepted_is_explained(tmp_path: Pa
             "",
             "",
             "doca-ofed",
-            PATH=f"{tmp_path}/bin:{os.environ['PATH']}",
+            programs=tmp_path / "bin",
             DNF_CONF="/none",
         )
     assert said.splitlines()[0] in str(caught.value)

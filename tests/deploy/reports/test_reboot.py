@@ -1,6 +1,5 @@
 """Public reports of reboots that logind refuses, or that systemd shortens: the script runs with programs that stand in."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ def reboots(root: Path, *answers: str) -> None:
     program(root / "bin/busctl", f"cd {root}; cat locks.0; if [ -e locks.1 ]; then mv locks.1 locks.0; fi")
     program(root / "bin/sleep", f"echo waited >> {root}/log")
     program(root / "bin/systemd-run", f"echo rebooted >> {root}/log")
-    sh(reboot_policy._REBOOT, PATH=f"{root}/bin:{os.environ['PATH']}")
+    sh(reboot_policy._REBOOT, programs=root / "bin")
 
 
 def test_a_reboot_waits_until_no_program_forbids_it(tmp_path: Path) -> None:
@@ -67,5 +66,5 @@ def test_a_reboot_goes_through_the_firmware_whatever_kexec_has_loaded(tmp_path: 
     program(tmp_path / "bin/busctl", "echo 'a(ssssuu) 0'")
     program(tmp_path / "bin/systemctl", SYSTEMCTL.format(tmp_path))
     program(tmp_path / "bin/systemd-run", RUN)
-    sh(reboot_policy._REBOOT, PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    sh(reboot_policy._REBOOT, programs=tmp_path / "bin")
     assert (tmp_path / "log").read_text() == "reboot by firmware\n"

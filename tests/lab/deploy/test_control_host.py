@@ -15,6 +15,7 @@ import pytest
 from lab import MACHINES, Node
 from tests.lab.conftest import FRESH, ROOT, ready
 from tests.lab.control_host import UBUNTU, ControlHost, fresh, sources_of
+from tests.programs import success
 
 pytestmark = pytest.mark.campaign
 
@@ -101,5 +102,4 @@ def test_each_package_of_the_lock_has_a_wheel_for_rocky_linux_9(tmp_path: Path) 
     python = ["--python-version=3.12", "--implementation=cp", "--abi=cp312", "--abi=abi3", "--abi=none"]
     lock = ["--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={ROOT}/requirements/control.txt"]
     words = [sys.executable, "-m", "pip", "install", "--dry-run", f"--target={tmp_path}", *python, *platforms, *lock]
-    wheels = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert wheels.returncode == 0, wheels.stderr
+    success(subprocess.run(words, capture_output=True, text=True, check=False))

@@ -18,6 +18,7 @@ from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests
 from tests.deploy.hardware import RAIL0, SECOND, SELECTED, hardware
 from tests.lab.conftest import ROOT, Done, deploy, inventory_data, pyinfra, succeeded
+from tests.programs import failure, success
 
 SPEC = from_mapping({"node_name": "a", "nics": [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]})
 PARSER = Build("plugin-config", (".",), ROOT / "lab" / "go" / "plugin-config", usual_s=40)
@@ -60,8 +61,7 @@ def test_the_plugins_own_parser_accepts_the_configuration(
     made = manifests(
         evolve(DevicePlugins("made"), shared_rdma=plugin), {"a": discover(hardware(RAIL0, *strangers), SPEC, SELECTED)}
     )
-    parsed = parse(config(made["rdma-shared-device-plugin.yaml"]), tmp_path)
-    assert parsed.returncode == 0, parsed.stderr
+    success(parse(config(made["rdma-shared-device-plugin.yaml"]), tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +76,7 @@ def test_the_plugins_own_parser_refuses_a_wrong_configuration(
     tmp_path: Path, change: dict[str, Any], error: str
 ) -> None:
     document = {"configList": [{"resourceName": "hca", "selectors": {"vendors": ["15b3"]}, **change}]}
-    parsed = parse(json.dumps(document), tmp_path)
-    assert parsed.returncode == 1
-    assert error in parsed.stderr
+    assert error in failure(parse(json.dumps(document), tmp_path))
 
 
 @pytest.mark.campaign

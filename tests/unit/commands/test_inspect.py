@@ -10,23 +10,21 @@ from typing import Any
 import pytest
 
 from agent.spec.node import from_mapping
+from tests.programs import success
 from tests.unit.commands.node_folder import ROOT, trackbed
 
 pytestmark = pytest.mark.slow
 
 
 def test_as_spec_of_this_machine_has_an_empty_plan(tmp_path: Path) -> None:
-    written = trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1")
-    assert written.returncode == 0, written.stderr
-    (tmp_path / "node.json").write_text(written.stdout)
+    (tmp_path / "node.json").write_text(success(trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1")))
     assert trackbed(tmp_path, "plan").returncode == 0
 
 
 def test_as_inventory_of_this_machine_is_python_with_a_valid_spec(tmp_path: Path) -> None:
-    written = trackbed(tmp_path, "inspect", "--as-inventory", "--node-name", "n1")
-    assert written.returncode == 0, written.stderr
+    written = success(trackbed(tmp_path, "inspect", "--as-inventory", "--node-name", "n1"))
     scope: dict[str, Any] = {}
-    exec(written.stdout, scope)  # noqa: S102  what pyinfra does with an inventory
+    exec(written, scope)  # noqa: S102  what pyinfra does with an inventory
     (host,), data = scope["servers"]
     name, own = host
     assert (name, own) == (socket.gethostname().lower(), {"node_name": "n1"})

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.programs import success
 from tests.unit.fleet.test_fleet import ROOT
 
 PROGRAM = """
@@ -56,5 +57,4 @@ WAYS = [
 
 @pytest.mark.parametrize(("type", "way"), WAYS)
 def test_threads_may_decode_a_type_for_the_first_time_together(type: str, way: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, type, way], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr or done.returncode
+    success(subprocess.run([sys.executable, "-c", PROGRAM, type, way], cwd=ROOT, capture_output=True, text=True))

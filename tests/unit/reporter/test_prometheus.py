@@ -20,6 +20,7 @@ from agent.report.records import Change, Condition, NicVerdict, Outcome, Report,
 from agent.report.verdict import Verdict
 from agent.reporter.http.metrics import render
 from agent.runtime import boot_id, uptime
+from tests.programs import success
 from tests.prometheus_server import ROOT, RULES, Prometheus, program, scraping
 
 pytestmark = pytest.mark.slow
@@ -147,8 +148,7 @@ def test_the_metrics_follow_the_conventions() -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in TESTS.iterdir()))
 def test_the_rules_fire_and_resolve_as_their_tests_say(name: str) -> None:
     assert promtool("check", "rules", RULES / name).returncode == 0
-    tested = promtool("test", "rules", TESTS / name)
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+    success(promtool("test", "rules", TESTS / name))
 
 
 @pytest.mark.parametrize("name", ["nodes.yaml", "cluster.yaml"])
@@ -170,8 +170,7 @@ def test_each_recorded_series_is_tested(name: str) -> None:
 
 def test_the_example_configuration_is_valid_and_has_the_job_that_the_rules_name() -> None:
     example = RULES / "prometheus.yaml"
-    checked = promtool("check", "config", "--syntax-only", example)
-    assert checked.returncode == 0, checked.stderr
+    success(promtool("check", "config", "--syntax-only", example))
     document = yaml.safe_load(example.read_text())
     assert [job["job_name"] for job in document["scrape_configs"]] == ["trackbed"]
     assert all((RULES / name).is_file() for name in document["rule_files"])
@@ -216,8 +215,7 @@ def test_the_dashboard_counts_a_node_once_whatever_it_answers(tmp_path: Path) ->
         ],
     }
     (tmp_path / "test.yaml").write_text(yaml.safe_dump({"tests": [test]}))
-    tested = promtool("test", "rules", tmp_path / "test.yaml")
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+    success(promtool("test", "rules", tmp_path / "test.yaml"))
 
 
 def test_the_dashboard_is_made_by_its_command() -> None:
