@@ -28,6 +28,12 @@ REPLACED = [
 REPLACED.append("paramiko.client:SSHClient.connect")
 
 
+@pytest.fixture(autouse=True)
+def as_each_deploy(replace: Callable[..., None]) -> None:
+    """pyinfra's functions are replaced as each deploy does it."""
+    replace(*REPLACED)
+
+
 class Guest(Node):
     """A host that accepts any password. ``passwords``: those that it was sent."""
 
@@ -150,8 +156,7 @@ def connect(folder: Path, at: int, port: int = 22, policy: str = "accept-new") -
         connected.close()
 
 
-def test_a_host_key_is_judged_as_openssh_judges_it(case: tuple[Path, int, str], replace: Callable[..., None]) -> None:
-    replace(*REPLACED)
+def test_a_host_key_is_judged_as_openssh_judges_it(case: tuple[Path, int, str]) -> None:
     folder, port, wanted = case
     before = (folder / "user").read_bytes()
     with guest(KEYS[0]) as (node, at):
@@ -188,10 +193,7 @@ def test_openssh_judges_a_host_key_so(case: tuple[Path, int, str]) -> None:
 @pytest.mark.parametrize(
     "known", ["@cert-authority *pu-1 {other}", "@cert-authority {hashed} {other}\n@cert-authority * {key}"]
 )
-def test_a_host_whose_certificate_would_have_to_be_read_is_refused(
-    tmp_path: Path, replace: Callable[..., None], known: str, policy: str
-) -> None:
-    replace(*REPLACED)
+def test_a_host_whose_certificate_would_have_to_be_read_is_refused(tmp_path: Path, known: str, policy: str) -> None:
     files(tmp_path, "", known)
     with guest(KEYS[0]) as (node, at):
         with pytest.raises(ConnectError, match=f"line 1 of {tmp_path}/global has .*: note the host's key"):
@@ -202,8 +204,7 @@ def test_a_host_whose_certificate_would_have_to_be_read_is_refused(
         connect(tmp_path, at, policy=policy)
 
 
-def test_an_authority_of_other_hosts_says_nothing_of_a_new_one(tmp_path: Path, replace: Callable[..., None]) -> None:
-    replace(*REPLACED)
+def test_an_authority_of_other_hosts_says_nothing_of_a_new_one(tmp_path: Path) -> None:
     files(tmp_path, "", "@cert-authority *.example.net {key}")
     with guest(KEYS[0]) as (_, at):
         connect(tmp_path, at)
@@ -211,10 +212,7 @@ def test_an_authority_of_other_hosts_says_nothing_of_a_new_one(tmp_path: Path, r
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.get_name())
-def test_a_host_with_several_keys_is_asked_for_the_one_that_is_known(
-    tmp_path: Path, replace: Callable[..., None], key: paramiko.PKey
-) -> None:
-    replace(*REPLACED)
+def test_a_host_with_several_keys_is_asked_for_the_one_that_is_known(tmp_path: Path, key: paramiko.PKey) -> None:
     files(tmp_path, f"gpu-1 {text(key)}", "")
     with guest(*KEYS) as (node, at):
         connect(tmp_path, at)
@@ -223,9 +221,8 @@ def test_a_host_with_several_keys_is_asked_for_the_one_that_is_known(
 
 
 def test_without_files_of_known_hosts_nothing_is_known_or_noted(
-    tmp_path: Path, replace: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace(*REPLACED)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").write_text("UserKnownHostsFile none\nGlobalKnownHostsFile none\n")
     with guest(KEYS[0]) as (node, at):
@@ -234,10 +231,7 @@ def test_without_files_of_known_hosts_nothing_is_known_or_noted(
     assert [file.name for file in tmp_path.iterdir()] == ["config"]
 
 
-def test_a_file_that_cannot_be_read_is_named(
-    tmp_path: Path, replace: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    replace(*REPLACED)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files(tmp_path, "", "")
     (tmp_path / "global").unlink()
     (tmp_path / "global").mkdir()
@@ -247,8 +241,7 @@ def test_a_file_that_cannot_be_read_is_named(
 
 
 @pytest.mark.parametrize(("known", "accepted"), [("site-gpu-1 {key}", True), ("site-gpu-1 {other}", False), ("", True)])
-def test_a_host_is_known_by_its_alias(tmp_path: Path, replace: Callable[..., None], known: str, accepted: bool) -> None:
-    replace(*REPLACED)
+def test_a_host_is_known_by_its_alias(tmp_path: Path, known: str, accepted: bool) -> None:
     files(tmp_path, "", known)
     with (tmp_path / "config").open("a") as config:
         config.write("HostKeyAlias site-gpu-1\n")
@@ -259,8 +252,7 @@ def test_a_host_is_known_by_its_alias(tmp_path: Path, replace: Callable[..., Non
     assert (tmp_path / "user").read_text() == ("" if known else f"site-gpu-1 {text(KEYS[0])}\n")
 
 
-def test_another_client_of_paramiko_keeps_its_own_keys(replace: Callable[..., None]) -> None:
-    replace(*REPLACED)
+def test_another_client_of_paramiko_keeps_its_own_keys() -> None:
     with guest(KEYS[0]) as (_, at):
         own = paramiko.SSHClient()
         own.get_host_keys().add(f"[127.0.0.1]:{at}", KEYS[0].get_name(), KEYS[0])

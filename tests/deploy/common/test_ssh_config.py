@@ -16,6 +16,12 @@ from tests.stand_ins import text_file
 REPLACED = [place for place, by in REPLACEMENTS.items() if by.__module__ == "tasks.common.ssh_config"]
 
 
+@pytest.fixture(autouse=True)
+def as_each_deploy(replace: Callable[..., None]) -> None:
+    """pyinfra's functions are replaced as each deploy does it."""
+    replace(*REPLACED)
+
+
 def user(folder: Path, text: str, host: str = "gpu-1") -> Any:
     """The login user of a host by a configuration."""
     file = folder / "config"
@@ -53,24 +59,17 @@ def user(folder: Path, text: str, host: str = "gpu-1") -> Any:
         ("version OpenSSH_10.*", False),
     ],
 )
-def test_a_criterion_fits_the_hosts_that_it_fits_for_ssh(
-    tmp_path: Path, replace: Callable[..., None], criteria: str, fits: bool
-) -> None:
-    replace(*REPLACED)
+def test_a_criterion_fits_the_hosts_that_it_fits_for_ssh(tmp_path: Path, criteria: str, fits: bool) -> None:
     assert user(tmp_path, f"Match {criteria}\n  User root\n") == ("root" if fits else None)
 
 
-def test_a_criterion_that_cannot_be_judged_is_named(
-    tmp_path: Path, replace: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    replace(*REPLACED)
+def test_a_criterion_that_cannot_be_judged_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     user(tmp_path, "Match host gpu-* tagged far\n  User root\n")
     assert "`Match host gpu-* tagged far`" in caplog.text
     assert "cannot judge tagged;" in caplog.text
 
 
-def test_each_file_of_an_include_is_read_as_often_as_it_is_named(tmp_path: Path, replace: Callable[..., None]) -> None:
-    replace(*REPLACED)
+def test_each_file_of_an_include_is_read_as_often_as_it_is_named(tmp_path: Path) -> None:
     text_file(tmp_path / "parts" / "10-hosts", "Host gpu-*\n  Include of-gpus  # shared\n")
     (tmp_path / "parts" / "20-hosts").write_text("Host cpu-*\nInclude of-gpus\n")
     (tmp_path / "of-gpus").write_text("User root\n")
@@ -78,7 +77,6 @@ def test_each_file_of_an_include_is_read_as_often_as_it_is_named(tmp_path: Path,
     assert [user(tmp_path, text, host) for host in ("gpu-1", "cpu-1", "nic-1")] == ["root", "root", "operator"]
 
 
-def test_a_file_that_includes_itself_is_named(tmp_path: Path, replace: Callable[..., None]) -> None:
-    replace(*REPLACED)
+def test_a_file_that_includes_itself_is_named(tmp_path: Path) -> None:
     with pytest.raises((ValueError, SSHException), match="config is included 16 files deep, or by itself"):
         user(tmp_path, "Include config\n")

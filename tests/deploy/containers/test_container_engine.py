@@ -8,7 +8,7 @@ from tasks.containers.container_engine import StoppedByRestart
 from tasks.packages import DISTRIBUTIONS, OperatingSystem
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, Result, file_answers, of
 from tests.deploy.systems import ALINUX, DEBIAN_13
 
 DRY_RUN = "sh dry-run"
@@ -30,14 +30,18 @@ def wants(node: Node, **data: Any) -> None:
     node.data = {"container_engine": data}
 
 
+def deploy(node: Node, answers: Answers, later: Answers | None = None, **data: Any) -> Result:
+    wants(node, **data)
+    return node.deploy(container_engine.install, answers, later)
+
+
 def have(*names: str, version: str = "1.7.24") -> list[str]:
     return [f"ii  {name}  {version}  amd64  x" for name in ("gpg", *names)]
 
 
 def test_a_fresh_debian_gets_containerd_of_the_distribution(node: Node) -> None:
-    wants(node, name="containerd")
     after = {**DEBIAN, "dpkg -l": have("containerd"), STATE: [RUNNING], DRY_RUN: ["ran", "change x"]}
-    result = node.deploy(container_engine.install, DEBIAN, after)
+    result = deploy(node, DEBIAN, after, name="containerd")
     assert list(result.planned) == [
         f"{PREFIX}{name}"
         for name in (
@@ -77,8 +81,7 @@ def test_a_fresh_debian_gets_the_vendors_docker_at_the_given_version(node: Node)
 
 @pytest.mark.parametrize(("system", "names"), [(DEBIAN, "docker.io"), (DEBIAN_13, "docker.io docker-cli")])
 def test_debians_docker_is_installed_with_its_client(node: Node, system: Answers, names: str) -> None:
-    wants(node, name="docker")
-    [apt] = node.deploy(container_engine.install, {**system, STATE: [RUNNING]}).commands[f"{PREFIX}Packages"]
+    [apt] = deploy(node, {**system, STATE: [RUNNING]}, name="docker").commands[f"{PREFIX}Packages"]
     assert apt.endswith(f" sh '' '' {names}")
 
 
@@ -101,7 +104,6 @@ def test_a_fresh_rocky_gets_packages_repository_and_service(node: Node) -> None:
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    wants(node, name="containerd", source="vendor", version="1.7.24-1")
     there = {
         **DEBIAN,
         "dpkg -l": have("containerd.io", version="1.7.24-1"),
@@ -111,9 +113,7 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
         DRY_RUN: "ran",
         **file_answers("/etc/apt/sources.list.d/trackbed-docker.sources", SOURCE),
     }
-    result = node.deploy(container_engine.install, there)
-    assert not any(result.planned.values())
-    assert result.flat == []
+    assert deploy(node, there, name="containerd", source="vendor", version="1.7.24-1").did_nothing
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,7 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
 def test_an_engine_of_another_source_is_not_replaced(
     node: Node, source: str, installed: tuple[str, ...], named: str
 ) -> None:
-    wants(node, name="containerd", source=source)
-    refused = node.deploy(container_engine.install, {**DEBIAN, "dpkg -l": have(*installed)}).refusal
+    refused = deploy(node, {**DEBIAN, "dpkg -l": have(*installed)}, name="containerd", source=source).refusal
     assert refused.startswith(f"refuse: container_engine: the node has {named}, which the packages")
     assert f"'{source}'" in refused and "drain the node" in refused
 
@@ -152,18 +151,16 @@ def test_another_version_is_refused_while_its_restart_would_stop_containers(node
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:
-    wants(node, name="containerd")
     there = {**DEBIAN, "dpkg -l": have("containerd"), STATE: [RUNNING]}
-    result = node.deploy(container_engine.install, there, {**there, DRY_RUN: output})
+    result = deploy(node, there, {**there, DRY_RUN: output}, name="containerd")
     assert result.failed
     assert result.flat[-1].startswith("refuse: container_engine: ")
     assert refused in result.flat[-1]
 
 
 def test_a_file_that_containerd_has_not_loaded_is_loaded(node: Node) -> None:
-    wants(node, name="containerd")
     there = {**DEBIAN, "dpkg -l": have("containerd"), STATE: [RUNNING], DRY_RUN: ["ran", "pending"]}
-    [applied] = node.deploy(container_engine.install, there).flat
+    [applied] = deploy(node, there, name="containerd").flat
     assert applied.endswith(" sh apply")
 
 
@@ -177,7 +174,6 @@ def test_a_file_that_containerd_has_not_loaded_is_loaded(node: Node) -> None:
 def test_a_distribution_without_such_packages_is_refused(
     node: Node, system: Answers, source: str, message: str
 ) -> None:
-    wants(node, name="docker", source=source)
-    result = node.deploy(container_engine.install, system)
+    result = deploy(node, system, name="docker", source=source)
     error = result.refusal
     assert "@fake/node-a.container_engine" in error and message in error

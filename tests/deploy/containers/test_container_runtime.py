@@ -10,7 +10,7 @@ from tasks.containers import container_runtime
 from tasks.packages.holds import HeldPackages
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers, of
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, Result, file_answers, of
 from tests.deploy.systems import dpkg
 from tests.stand_ins import program
 
@@ -40,10 +40,16 @@ def engines(node: Node, *names: str, **more: Any) -> None:
     node.data = {"container_runtime": {"engines": list(names), "version": "1.20.1-1", **more}}
 
 
+def deploy(node: Node, answers: Answers, *names: str, **more: Any) -> Result:
+    engines(node, *names, **more)
+    return node.deploy(container_runtime.configure, answers)
+
+
 def test_a_fresh_debian_gets_repository_packages_and_files(node: Node) -> None:
-    engines(node, "containerd")
     # The dry run needs the toolkit. Until that is installed, a change is planned.
-    result = node.deploy(container_runtime.configure, DEBIAN, {**installed("1.19.0-1"), DRY_RUN: ["ran", "change x"]})
+    engines(node, "containerd")
+    later = {**installed("1.19.0-1"), DRY_RUN: ["ran", "change x"]}
+    result = node.deploy(container_runtime.configure, DEBIAN, later)
     assert set(result.planned.values()) == {True}
     apt = result.commands["Container runtime | Packages"]
     assert apt[0].endswith(" ".join(["", *(f"{name}=1.20.1-1" for name in container_runtime.PACKAGES)]))
@@ -65,15 +71,12 @@ def test_a_fresh_rocky_gets_repository_packages_and_files(node: Node) -> None:
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    engines(node, "containerd", "docker", cdi=True)
     there = {
         **installed(),
         DRY_RUN: "ran",
         of(UnitStates): "ActiveState=active LoadState=loaded UnitFileState=enabled ",
     }
-    result = node.deploy(container_runtime.configure, there)
-    assert not any(result.planned.values())
-    assert result.flat == []
+    assert deploy(node, there, "containerd", "docker", cdi=True).did_nothing
 
 
 def test_an_operators_own_repository_replaces_nvidias(node: Node) -> None:
@@ -85,16 +88,14 @@ def test_an_operators_own_repository_replaces_nvidias(node: Node) -> None:
 
 
 def test_files_that_the_daemon_has_not_loaded_are_applied_again(node: Node) -> None:
-    engines(node, "docker", set_as_default=False)
-    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: ["ran", "pending"]})
+    result = deploy(node, {**installed(), DRY_RUN: ["ran", "pending"]}, "docker", set_as_default=False)
     [applied] = result.flat
     assert applied.endswith(" sh apply docker no no")
 
 
 def test_the_operator_s_settings_do_not_matter_if_nothing_changes(node: Node) -> None:
-    engines(node, "docker")
     output = ["ran", "lost runtimes.nvidia.runtimeArgs"]
-    assert node.deploy(container_runtime.configure, {**installed(), DRY_RUN: output}).flat == []
+    assert deploy(node, {**installed(), DRY_RUN: output}, "docker").flat == []
 
 
 @pytest.mark.parametrize(
@@ -106,15 +107,13 @@ def test_the_operator_s_settings_do_not_matter_if_nothing_changes(node: Node) ->
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:
-    engines(node, "containerd")
-    refusal = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: output}).refusal
+    refusal = deploy(node, {**installed(), DRY_RUN: output}, "containerd").refusal
     assert refusal.startswith("refuse: container_runtime: ") and refused in refusal
 
 
 def test_an_engine_that_does_not_run_gets_its_files_and_is_named(node: Node) -> None:
-    engines(node, "docker")
     stopped = ["ran", "change x", "warning docker is inactive: whether it"]
-    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: stopped})
+    result = deploy(node, {**installed(), DRY_RUN: stopped}, "docker")
     assert (result.failed, len(result.flat)) == (False, 1)
     [warning] = [line for line in result.log if "docker is inactive" in line]
     assert "container_runtime: " in warning
@@ -132,14 +131,13 @@ def test_an_engine_that_does_not_run_gets_its_files_and_is_named(node: Node) -> 
 def test_the_units_that_write_specifications_are_enabled(
     node: Node, path: str, service: str, enabled: list[str]
 ) -> None:
-    engines(node, "containerd", cdi=True)
     states = {
         "nvidia-cdi-refresh.path": [f"ActiveState=active LoadState=loaded UnitFileState={path} "],
         # It has ended, or did not need to run.
         "nvidia-cdi-refresh.service": [f"{ENDED.format('success')}UnitFileState={service} "],
     }
     answers = {of(UnitStates, unit): state for unit, state in states.items()}
-    commands = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: "ran", **answers}).flat
+    commands = deploy(node, {**installed(), DRY_RUN: "ran", **answers}, "containerd", cdi=True).flat
     assert len(commands) == len(enabled)
     for command, unit in zip(commands, enabled, strict=True):
         assert "systemctl enable --quiet" in command
@@ -157,10 +155,9 @@ def test_the_units_that_write_specifications_are_enabled(
     ],
 )
 def test_a_service_that_wrote_no_specification_at_the_boot_is_started_again(node: Node, result: str) -> None:
-    engines(node, "containerd", cdi=True)
     service = {of(UnitStates, "nvidia-cdi-refresh.service"): [f"{ENDED.format(result)}UnitFileState=enabled "]}
     path = {of(UnitStates, "nvidia-cdi-refresh.path"): ["ActiveState=active LoadState=loaded UnitFileState=enabled "]}
-    [started] = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: "ran", **service, **path}).flat
+    [started] = deploy(node, {**installed(), DRY_RUN: "ran", **service, **path}, "containerd", cdi=True).flat
     assert " sh nvidia-cdi-refresh.service " in started
 
 
@@ -189,7 +186,6 @@ def test_the_units_wait_for_the_reboot_that_loads_the_driver(node: Node, boot: s
 
 
 def test_without_these_units_the_toolkit_is_too_old(node: Node) -> None:
-    engines(node, "containerd", cdi=True)
     missing = {of(UnitStates): ["ActiveState=inactive LoadState=not-found UnitFileState= "]}
-    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: "ran", **missing})
+    result = deploy(node, {**installed(), DRY_RUN: "ran", **missing}, "containerd", cdi=True)
     assert "needs nvidia-container-toolkit 1.18" in result.refusal

@@ -8,7 +8,7 @@ from tasks.packages import AvailableVersions
 from tasks.packages.dkms import Builds, ModuleState
 from tasks.packages.vendor_repository import KeyFingerprints
 from tasks.reboot import NodeRebootRequests
-from tests.deploy.conftest import DEBIAN, Answers, Node, file_answers, of
+from tests.deploy.conftest import DEBIAN, Answers, Node, Result, file_answers, of
 from tests.deploy.systems import dpkg
 
 VERSION = "580.95.05"
@@ -38,6 +38,12 @@ ABSENT = LOADED[:2]
 
 def wants(node: Node, **data: Any) -> None:
     node.data = {"gpu_driver": {"version": VERSION, **data}}
+
+
+def deploy(node: Node, answers: Answers, later: Answers | None = None, **data: Any) -> Result:
+    """Install the driver on a node that wants it so."""
+    wants(node, **data)
+    return node.deploy(gpu_driver.install, answers, later)
 
 
 def debs(version: str = f"{VERSION}-1", *more: str) -> Answers:

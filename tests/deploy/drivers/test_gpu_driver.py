@@ -22,6 +22,7 @@ from tests.deploy.drivers.gpu_node import (
     STATE,
     VERSION,
     debs,
+    deploy,
     due,
     fresh,
     modules,
@@ -39,8 +40,7 @@ def test_the_deploy_installs_kernel_ofed_driver_and_engine_in_this_order() -> No
 
 
 def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
-    wants(node)
-    result = node.deploy(gpu_driver.install, there())
+    result = deploy(node, there())
     assert list(result.planned) == [
         f"{PREFIX}{name}"
         for name in (
@@ -57,17 +57,14 @@ def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
             "nvidia-smi",
         )
     ]
-    assert not any(result.planned.values())
-    assert result.flat == []
-    assert not result.failed
+    assert result.did_nothing
 
 
 def test_a_fresh_debian_gets_repository_and_packages(node: Node) -> None:
-    wants(node, fabric_manager=True)
     before = fresh(DEBIAN)
     packed = {BUILDS: f"nvidia/{VERSION}: added", "licence=$(modinfo": ["installed", "driver Dual MIT/GPL"]}
     runs = {STATE: [RUNNING.replace("enabled", "disabled")], SMI: [f"version {VERSION}"]}
-    result = node.deploy(gpu_driver.install, before, {**before, **modules(ABSENT), **packed, **runs})
+    result = deploy(node, before, {**before, **modules(ABSENT), **packed, **runs}, fabric_manager=True)
     assert result.uploads[gpu_driver.BLACKLIST].decode() == NO_NOUVEAU
     assert result.uploads[gpu_driver.PREFERENCES].decode() == PINS
     assert result.uploads["/etc/apt/sources.list.d/trackbed-nvidia-driver.sources"].decode() == SOURCE
@@ -86,8 +83,7 @@ def test_a_fresh_debian_gets_repository_and_packages(node: Node) -> None:
 
 
 def test_a_fresh_rocky_gets_repository_and_packages(node: Node) -> None:
-    wants(node, open=False)
-    result = node.deploy(gpu_driver.install, fresh(ROCKY_9))
+    result = deploy(node, fresh(ROCKY_9), open=False)
     source = result.uploads["/etc/yum.repos.d/trackbed-nvidia-driver.repo"].decode()
     assert "baseurl=https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64\n" in source
     # cuda-drivers depends on packages of its version or a newer one, so the locks come first, and dnf respects them.
@@ -149,8 +145,7 @@ def test_each_distribution_has_its_repository_and_key(
 
 
 def test_ubuntu_s_own_packages_need_no_repository(node: Node) -> None:
-    wants(node, source="distribution")
-    result = node.deploy(gpu_driver.install, {**there(), **UBUNTU})
+    result = deploy(node, {**there(), **UBUNTU}, source="distribution")
     assert f"{PREFIX}nvidia-driver: no repository" in result.planned
     [install] = result.commands[f"{PREFIX}Packages"]
     assert install.endswith(f" 'nvidia-headless-580-server-open={VERSION}-*' 'nvidia-utils-580-server={VERSION}-*'")
@@ -170,8 +165,7 @@ def test_ubuntu_s_own_packages_need_no_repository(node: Node) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_with_the_remedy(node: Node, answers: Answers, refused: str) -> None:
-    wants(node)
-    result = node.deploy(gpu_driver.install, there(), {**there(), **answers})
+    result = deploy(node, there(), {**there(), **answers})
     assert result.failed
     assert result.flat[-1].startswith("refuse: gpu_driver")
     assert refused in result.flat[-1]
@@ -191,8 +185,7 @@ def test_what_cannot_work_is_refused_with_the_remedy(node: Node, answers: Answer
 def test_a_system_without_such_packages_is_refused(
     node: Node, answers: Answers, data: dict[str, Any], message: str
 ) -> None:
-    wants(node, **data)
-    assert message in node.deploy(gpu_driver.install, {"uname -m": "x86_64", **answers}).refusal
+    assert message in deploy(node, {"uname -m": "x86_64", **answers}, **data).refusal
 
 
 UNREGISTERED = "fabric state of 00000000:1B:00.0: In Progress, status: N/A"
@@ -203,9 +196,8 @@ UNREGISTERED = "fabric state of 00000000:1B:00.0: In Progress, status: N/A"
     [({"fabric_manager": True}, "journalctl -u nvidia-fabricmanager", True), ({}, "give fabric_manager True", False)],
 )
 def test_gpus_without_their_fabric_fail_the_host(node: Node, data: dict[str, Any], remedy: str, waits: bool) -> None:
-    wants(node, **data)
     answers = {**there(**{SMI: [f"version {VERSION}", UNREGISTERED]}), **debs(f"{VERSION}-1", "nvidia-fabricmanager")}
-    result = node.deploy(gpu_driver.install, answers)
+    result = deploy(node, answers, **data)
     assert result.failed
     *wait, refusal = result.commands[f"{PREFIX}nvidia-smi"]
     assert any("left=24" in command for command in wait) == waits
@@ -218,9 +210,8 @@ def test_gpus_without_their_fabric_fail_the_host(node: Node, data: dict[str, Any
 def test_nvswitches_of_nvlink_5_get_their_subnet_manager(
     node: Node, data: dict[str, Any], found: list[str], installed: bool
 ) -> None:
-    wants(node, **data)
     answers = {**there(), **debs(f"{VERSION}-1", "nvidia-fabricmanager"), "SW_MNG": found}
-    result = node.deploy(gpu_driver.install, answers)
+    result = deploy(node, answers, **data)
     assert not result.failed
     commands = result.commands.get(f"{PREFIX}NVLink subnet manager", [])
     assert [" nvlsm" in command for command in commands][:1] == [True] * installed

@@ -20,6 +20,7 @@ from tests.deploy.drivers.gpu_node import (
     STATE,
     USERS,
     VERSION,
+    deploy,
     due,
     there,
     wants,
@@ -27,8 +28,7 @@ from tests.deploy.drivers.gpu_node import (
 
 
 def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> None:
-    wants(node)
-    result = node.deploy(gpu_driver.install, there(), there(nvidia=STALE))
+    result = deploy(node, there(), there(nvidia=STALE))
     # In this test's answers it stays loaded, so the last resort is a reboot.
     reloaded, initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
     assert "rmmod" in reloaded
@@ -46,9 +46,8 @@ def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> Non
     ],
 )
 def test_a_driver_that_the_kernel_would_refuse_is_neither_loaded_nor_waited_for(node: Node, found: Answers) -> None:
-    wants(node)
     refused = {SIGNATURES: ["nvidia.ko: the key mok.pub is not enrolled"]}
-    result = node.deploy(gpu_driver.install, {**refused, **found})
+    result = deploy(node, {**refused, **found})
     refusal = result.refusal
     assert "gpu_driver: with Secure Boot" in refusal and "nvidia.ko: the key mok.pub" in refusal
 
@@ -56,8 +55,7 @@ def test_a_driver_that_the_kernel_would_refuse_is_neither_loaded_nor_waited_for(
 # Without a request, and with one for a version before, whose modules the initramfs may contain.
 @pytest.mark.parametrize("asked", [{}, due("gpu_driver", "the driver 570.86.15 is installed, and another is loaded")])
 def test_another_loaded_driver_in_use_requests_a_reboot(node: Node, asked: Answers) -> None:
-    wants(node)
-    result = node.deploy(gpu_driver.install, there(nvidia=STALE, **{USERS: ["python3 (7)"], **asked}))
+    result = deploy(node, there(nvidia=STALE, **{USERS: ["python3 (7)"], **asked}))
     initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
     assert "update-initramfs -u" in initramfs
     # The reason stays the same while others use it.
@@ -79,9 +77,8 @@ def test_a_build_after_a_reboot_that_no_deploy_has_seen_is_another_reason_for_a_
 
 
 def test_a_loaded_driver_of_another_version_is_not_the_installed_one(node: Node) -> None:
-    wants(node)
     # The same srcversion: only the version differs.
-    result = node.deploy(gpu_driver.install, {**there(), IN_MEMORY: "570.86.15"}, there())
+    result = deploy(node, {**there(), IN_MEMORY: "570.86.15"}, there())
     assert result.planned[f"{PREFIX}Loaded modules"]
     assert result.flat == []
 
@@ -96,15 +93,14 @@ def test_a_loaded_driver_of_another_version_is_not_the_installed_one(node: Node)
     ],
 )
 def test_the_kernels_own_drivers_request_a_reboot_once(node: Node, loaded: tuple[str, ...]) -> None:
-    wants(node)
     others = {of(ModuleState, name): ["path /lib/modules/K/x.ko", "users 0", "loaded XY"] for name in loaded}
     answers = {**others, **{k: v for k, v in there(nvidia=ABSENT).items() if k not in others}}
-    initramfs, request = node.deploy(gpu_driver.install, answers).commands[f"{PREFIX}Loaded modules"]
+    initramfs, request = deploy(node, answers).commands[f"{PREFIX}Loaded modules"]
     assert "update-initramfs -u" in initramfs
     reason = f"{', '.join(loaded)} is loaded, which the driver {VERSION} replaces"
     assert request.endswith(f"gpu_driver '{reason}'")
     off = {STATE: ["LoadState=loaded UnitFileState=disabled "], SMI: ["failed x"]}
-    result = node.deploy(gpu_driver.install, {**answers, **due("gpu_driver", reason), **off})
+    result = deploy(node, {**answers, **due("gpu_driver", reason), **off})
     # Until the reboot nothing else is done, and nothing fails.
     assert result.flat == []
     assert not result.failed
@@ -115,9 +111,8 @@ GPUS = "0x10de"
 
 @pytest.mark.parametrize("module", [ABSENT, LOADED])
 def test_gpus_that_are_all_given_to_virtual_machines_are_named(node: Node, module: list[str]) -> None:
-    wants(node)
     held = {GPUS: ["0000:17:00.0 vfio-pci", "0000:18:00.0 vfio-pci"]}
-    result = node.deploy(gpu_driver.install, {**held, **there(nvidia=module)})
+    result = deploy(node, {**held, **there(nvidia=module)})
     assert ": 0000:17:00.0 (vfio-pci), 0000:18:00.0 (vfio-pci)" in result.refusal
 
 
@@ -125,8 +120,7 @@ def test_gpus_that_are_all_given_to_virtual_machines_are_named(node: Node, modul
     "rest", [pytest.param("0000:18:00.0 nvidia", id="dra-driver-nvidia-gpu-1089"), "0000:18:00.0 "]
 )
 def test_gpus_of_which_some_are_given_to_virtual_machines_are_named_and_left(node: Node, rest: str) -> None:
-    wants(node)
-    result = node.deploy(gpu_driver.install, {**there(), GPUS: ["0000:17:00.0 vfio-pci", rest]})
+    result = deploy(node, {**there(), GPUS: ["0000:17:00.0 vfio-pci", rest]})
     assert not result.failed
     assert result.flat == []
     assert any(line.endswith(" 0000:17:00.0 (vfio-pci)") for line in result.log)

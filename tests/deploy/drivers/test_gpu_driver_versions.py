@@ -10,7 +10,7 @@ from tasks.drivers.gpu_driver import services, versions
 from tasks.packages import AvailableVersions
 from tasks.packages.holds import HeldPackages
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, files, of
-from tests.deploy.drivers.gpu_node import PREFIX, USERS, VERSION, debs, fresh, there, wants
+from tests.deploy.drivers.gpu_node import PREFIX, USERS, VERSION, debs, deploy, fresh, there, wants
 from tests.deploy.scripts import ran, sh
 from tests.deploy.systems import dpkg, rpm
 from tests.stand_ins import program
@@ -73,9 +73,8 @@ OTHERS = ["kernel-0:5.14.0-427.el9.*", "nvidia-container-toolkit-0:1.20.1-1.*"]
     ],
 )
 def test_dnf_locks_only_the_driver_at_its_version(node: Node, locks: list[str], commands: list[str]) -> None:
-    wants(node)
     there = {**fresh(ROCKY_9), of(HeldPackages): locks, **rpm("python3-dnf-plugin-versionlock")}
-    done = node.deploy(gpu_driver.install, there).commands.get(f"{PREFIX}Version", [])
+    done = deploy(node, there).commands.get(f"{PREFIX}Version", [])
     remedy = f" '*nvidia*{VERSION}*' 'gpu_driver: the repository must have version {VERSION} of the driver'"
     ends = [command.partition(remedy)[2] for command in done if remedy in command]
     assert [f"add instead of{former}" if former else "add" for former in ends] == commands
@@ -107,8 +106,7 @@ def test_the_former_locks_return_if_the_repository_does_not_have_the_new_version
 
 
 def test_on_dnf5_no_driver_is_installed_that_could_not_be_held(node: Node) -> None:
-    wants(node)
-    result = node.deploy(gpu_driver.install, {**fresh(ROCKY_9), **rpm("dnf5")})
+    result = deploy(node, {**fresh(ROCKY_9), **rpm("dnf5")})
     assert "refuse: dnf on this node is dnf5" in result.commands[f"{PREFIX}Version"][0]
     assert f"{PREFIX}Packages" not in {name for name, commands in result.commands.items() if commands}
 
@@ -130,9 +128,8 @@ DOWNGRADES = [
 def test_a_downgrade_takes_all_packages_of_the_driver_along(
     node: Node, distribution: Answers, command: str, other: str
 ) -> None:
-    wants(node, persistence=False)
     before = {**fresh(distribution), **NEWER, **REPOSITORIES}
-    _, moved = node.deploy(gpu_driver.install, before).commands[f"{PREFIX}Packages"]
+    _, moved = deploy(node, before, persistence=False).commands[f"{PREFIX}Packages"]
     assert command in moved
     assert moved.endswith(f" {other}")
 
@@ -162,18 +159,16 @@ def test_the_next_deploy_takes_along_what_an_interrupted_one_did_not(
 
 def test_dnf_leaves_packages_alone_that_the_lock_does_not_keep_at_the_version(node: Node) -> None:
     # dnf distro-sync would take the newest version, at each deploy.
-    wants(node, persistence=False)
     have = rpm(f"nvidia-open={VERSION}-1.el9", "libnvsdm=590.44.01-1.el9")
     used = {of(AvailableVersions): [f"libnvsdm {VERSION}"], USERS: ["python3 (4711)"]}
-    result = node.deploy(gpu_driver.install, {**fresh(ROCKY_9), **have, **used})
+    result = deploy(node, {**fresh(ROCKY_9), **have, **used}, persistence=False)
     assert not result.planned[f"{PREFIX}Packages"]
     assert not any("refuse: gpu_driver: libnvsdm" in command for command in result.flat)
 
 
 def test_packages_that_an_interrupted_deploy_left_are_not_replaced_while_in_use(node: Node) -> None:
-    wants(node, persistence=False)
     used = {USERS: ["python3 (4711)"]}
-    [refused] = node.deploy(gpu_driver.install, {**fresh(DEBIAN), **interrupted(), **REPOSITORIES, **used}).flat
+    [refused] = deploy(node, {**fresh(DEBIAN), **interrupted(), **REPOSITORIES, **used}, persistence=False).flat
     assert refused.startswith(f"refuse: gpu_driver: libcuda1 {VERSION} is not ")
 
 
@@ -185,8 +180,7 @@ def test_packages_that_an_interrupted_deploy_left_are_not_replaced_while_in_use(
     ],
 )
 def test_a_driver_in_use_is_not_replaced(node: Node, users: list[str], named: str) -> None:
-    wants(node)
-    result = node.deploy(gpu_driver.install, {**fresh(DEBIAN), **debs("570.86.15-1"), USERS: users})
+    result = deploy(node, {**fresh(DEBIAN), **debs("570.86.15-1"), USERS: users})
     assert result.failed
     # Not even apt's preferences, by which apt would replace it at the next upgrade.
     assert result.uploads == {}
@@ -202,7 +196,6 @@ def test_a_package_s_version_has_the_driver_s(version: str) -> None:
 
 
 def test_a_package_is_added_while_jobs_run(node: Node) -> None:
-    wants(node, fabric_manager=True)
-    result = node.deploy(gpu_driver.install, there(**{USERS: ["python3 (7)"]}))
+    result = deploy(node, there(**{USERS: ["python3 (7)"]}), fabric_manager=True)
     assert not result.failed
     assert f"nvidia-fabricmanager={VERSION}-*" in result.commands[f"{PREFIX}Packages"][0]

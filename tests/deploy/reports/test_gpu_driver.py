@@ -13,7 +13,7 @@ from tasks.drivers import gpu_driver
 from tasks.drivers.gpu_driver import modules
 from tasks.packages.dkms import NewerInput
 from tests.deploy.conftest import Node, of
-from tests.deploy.drivers.gpu_node import KERNEL, PREFIX, SMI, VERSION, there, wants
+from tests.deploy.drivers.gpu_node import KERNEL, PREFIX, SMI, VERSION, deploy, there
 from tests.deploy.scripts import sh
 from tests.stand_ins import program, text_file
 
@@ -120,8 +120,7 @@ def test_services_of_the_host_that_watch_gpus_do_not_keep_the_driver(
 def test_a_gpu_whose_inforom_is_corrupted_is_a_warning(tmp_path: Path, node: Node) -> None:
     corrupted = "WARNING: infoROM is corrupted at gpu 0000:0B:00.0"
     program(tmp_path / "nvidia-smi", f"case $1 in -q) ;; *) echo {VERSION}; echo '{corrupted}'; exit 14 ;; esac")
-    wants(node)
-    result = node.deploy(gpu_driver.install, {**there(), SMI: sh(gpu_driver._CHECK, programs=tmp_path)})
+    result = deploy(node, {**there(), SMI: sh(gpu_driver._CHECK, programs=tmp_path)})
     assert not result.failed, result.errors
     assert any(f"nvidia-smi says: {corrupted}" in line for line in result.log)
 
@@ -129,8 +128,7 @@ def test_a_gpu_whose_inforom_is_corrupted_is_a_warning(tmp_path: Path, node: Nod
 def test_an_nvidia_smi_that_hangs_is_named(tmp_path: Path, node: Node) -> None:
     program(tmp_path / "timeout", "exit 124")
     program(tmp_path / "nvidia-smi")
-    wants(node)
-    result = node.deploy(gpu_driver.install, {**there(), SMI: sh(gpu_driver._CHECK, programs=tmp_path)})
+    result = deploy(node, {**there(), SMI: sh(gpu_driver._CHECK, programs=tmp_path)})
     (error,) = [line for line in result.errors if "nvidia-smi" in line]
     assert "says: no answer within 120 s; look at the kernel log" in error
 
@@ -169,9 +167,8 @@ def test_gpus_that_the_driver_cannot_initialise_are_named_with_the_kernels_messa
     gpu(tmp_path, 5, vf=True)
     program(tmp_path / "bin/nvidia-smi", f"case $1 in -q) ;; *) {smi} ;; esac")
     program(tmp_path / "bin/dmesg", f"echo '{FAILED}'; echo '[  904.0] mlx5_core: other'")
-    wants(node)
     printed = sh(gpu_driver._CHECK, tmp_path, programs=tmp_path / "bin")
-    result = node.deploy(gpu_driver.install, {**there(), SMI: printed})
+    result = deploy(node, {**there(), SMI: printed})
     (error,) = [line for line in result.errors if "nvidia-smi" in line]
     assert said in error
     assert error.endswith(
