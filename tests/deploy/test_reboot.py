@@ -1,7 +1,7 @@
 """Reboot requests, and the reboots that the policy allows."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gevent
@@ -59,9 +59,7 @@ def test_a_new_request_is_written_and_announced_in_the_prepare_phase(node: Node)
 
 
 def test_a_request_is_written_once(node: Node) -> None:
-    result = node.deploy(request, {REQUESTS: DUE})
-    assert not result.planned["Request"]
-    assert result.flat == []
+    assert node.deploy(request, {REQUESTS: DUE}).did_nothing
 
 
 def test_another_request_of_the_same_task_replaces_it(node: Node) -> None:
@@ -74,11 +72,21 @@ def test_a_request_that_a_reboot_did_not_satisfy_fails_with_the_remedy(node: Nod
     assert refusal.startswith(f"refuse: boot: {REASON}: ") and "remove /var/lib/trackbed/reboots/boot" in refusal
 
 
-def test_an_unsatisfied_request_is_a_warning_if_reboots_are_not_allowed(node: Node) -> None:
-    result = node.deploy(request, {REQUESTS: STILL})
+@pytest.mark.parametrize(
+    ("code", "requests", "said"),
+    [
+        (request, STILL, "this is still so after a reboot"),
+        (reboot_policy.by_policy, DUE, "not rebooted (reboot.policy is 'never')"),
+    ],
+    ids=["unsatisfied", "due"],
+)
+def test_a_request_is_a_warning_unless_the_policy_allows_reboots(
+    node: Node, code: Callable[[], None], requests: list[str], said: str
+) -> None:
+    result = node.deploy(code, {REQUESTS: requests})
     assert not result.failed
     assert result.flat == []
-    assert any("this is still so after a reboot" in line for line in result.log)
+    assert any(said in line for line in result.log)
 
 
 def test_a_host_that_deploys_itself_is_told_that_it_is_not_rebooted(node: Node) -> None:
@@ -102,13 +110,6 @@ def test_without_a_request_nothing_happens(node: Node) -> None:
     result = node.deploy(reboot_policy.by_policy, {REQUESTS: ["boot-1"]}, **ALLOWED)
     assert result.planned == {"Reboot": False}
     assert result.flat == []
-
-
-def test_a_host_is_not_rebooted_unless_the_policy_allows_it(node: Node) -> None:
-    result = node.deploy(reboot_policy.by_policy, {REQUESTS: DUE})
-    assert not result.failed
-    assert result.flat == []
-    assert any("not rebooted (reboot.policy is 'never')" in line for line in result.log)
 
 
 @pytest.mark.parametrize(("key", "reboots"), [({}, 0), ({"kernel": {"release": "6.1.0-10-amd64"}}, 1)])

@@ -176,23 +176,23 @@ def test_a_host_that_goes_away_while_it_waits_for_its_turn_stops_no_other(
     assert len(machines.lost) == 1
 
 
-def test_a_group_has_a_number_and_a_threshold_of_its_own(machines: Machines) -> None:
-    gpu, spark = hosts(10), hosts(10, "spark")
-    machines.broken = set(spark)
-    state = deploy({"gpu": group(gpu, at_once=2), "spark": group(spark, at_once=2)})
-    [failed] = state.failed_hosts
-    assert failed.name in spark
-    assert machines.boots == dict.fromkeys(gpu, 2)
+GPU, SPARK = hosts(10), hosts(10, "spark")
+OWN: dict[str, Any] = {"reboot_overrides": {}}
 
 
-def test_a_group_that_overrides_a_part_of_the_policy_has_its_own(machines: Machines) -> None:
-    gpu, spark = hosts(3), hosts(3, "spark")
-    machines.broken = set(spark)
-    own: dict[str, Any] = {"reboot_overrides": {}}
-    state = deploy({"every": group(gpu + spark), "gpu": (gpu, own), "spark": (spark, own)})
-    [failed] = state.failed_hosts
-    assert failed.name in spark
-    assert machines.boots == dict.fromkeys(gpu, 2)
+@pytest.mark.parametrize(
+    "groups",
+    [
+        {"gpu": group(GPU, at_once=2), "spark": group(SPARK, at_once=2)},
+        {"every": group(GPU + SPARK), "gpu": (GPU, OWN), "spark": (SPARK, OWN)},
+    ],
+    ids=["a policy of its own", "a part of the policy"],
+)
+def test_a_group_has_a_number_and_a_threshold_of_its_own(machines: Machines, groups: dict[str, Any]) -> None:
+    machines.broken = set(SPARK)
+    [failed] = deploy(groups).failed_hosts
+    assert failed.name in SPARK
+    assert machines.boots == dict.fromkeys(GPU, 2)
 
 
 def test_a_window_that_ends_while_a_host_waits_defers_its_reboot(

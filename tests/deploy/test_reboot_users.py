@@ -51,13 +51,10 @@ OF_DAEMONS = {"nvidia-device-p (pid 31) has uverbs1 open", "nvidia-device-p (31)
 STORAGE_LEFT = {"nvme0 is NVMe over RDMA", "/var/lib/kubelet/pods/1/v is mounted over RDMA"}
 
 
-def test_on_a_host_of_no_cluster_everything_counts(root: Path) -> None:
-    assert set(users(root, "host")) == OWN | OF_DAEMONS | STORAGE_LEFT
-
-
-def test_what_a_drain_ends_does_not_count_before_it(root: Path) -> None:
-    assert set(users(root, "node to drain")) == OWN
-
-
-def test_after_a_drain_pods_of_daemonsets_do_not_count(root: Path) -> None:
-    assert set(users(root, "drained node")) == OWN | STORAGE_LEFT
+@pytest.mark.parametrize(
+    ("of", "counting"),
+    [("host", OWN | OF_DAEMONS | STORAGE_LEFT), ("node to drain", OWN), ("drained node", OWN | STORAGE_LEFT)],
+    ids=["all of no cluster", "what a drain does not end", "all but pods of daemonsets"],
+)
+def test_what_counts_depends_on_the_drain(root: Path, of: str, counting: set[str]) -> None:
+    assert set(users(root, of)) == counting

@@ -19,6 +19,7 @@ from tasks.kubernetes.manifests.device_plugins import SharedRdma, Sriov
 from tasks.kubernetes.manifests.discovered import Discovered, discover, read_nodes, to_text
 from tests.deploy.fake import deployed
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, function, hardware, has, nic, rdma
+from tests.programs import failure
 from tests.sim.kernel import Kernel
 from tests.stand_ins import text_file
 
@@ -159,19 +160,15 @@ def test_vfs_of_an_unwanted_nic_with_the_pf_s_name_on_another_host() -> None:
         sriov(Sriov(), nodes | {"b": node(CONNECTX)})
 
 
-@pytest.mark.parametrize("others", [[VF], []], ids=["like the other VFs", "like the PF"])
-def test_a_vf_that_a_pod_has_stays_in_its_pool(others: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("others", "name", "vfs"),
+    [([VF], "vf_rdma", "0-1"), ([], "vf_rdma", "1"), ([{**VF, "rdma": []}], "vf", "0-1")],
+    ids=["like the other VFs", "like the PF", "like VFs without RDMA devices"],
+)
+def test_a_vf_that_a_pod_has_stays_in_its_pool(others: list[Any], name: str, vfs: str) -> None:
     taken = {**VF, "address": "0000:21:00.2", "index": 1, "netdevs": [], "rdma": []}
     (pool,) = sriov(Sriov(), {"a": node(nic("rail0", CONNECTX, vfs=[*others, taken]))})
-    assert pool.name == "vf_rdma"
-    assert pool.selectors["pfNames"] == ["ens1f0#0-1" if others else "ens1f0#1"]
-
-
-def test_a_vf_without_an_rdma_device_is_not_like_its_pf() -> None:
-    plain = {**VF, "rdma": []}
-    taken = {**plain, "address": "0000:21:00.2", "index": 1, "netdevs": []}
-    (pool,) = sriov(Sriov(), {"a": node(nic("rail0", CONNECTX, vfs=[plain, taken]))})
-    assert pool.name == "vf"
+    assert (pool.name, pool.selectors["pfNames"]) == (name, [f"ens1f0#{vfs}"])
 
 
 def test_a_node_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -210,11 +207,9 @@ def test_a_deploy_refuses_the_unreadable_file_of_a_host_outside_its_limit(tmp_pa
     other = tmp_path / "made" / "nodes" / "@fake_b.json"
     text_file(other, "{")
     render = "from tasks.kubernetes import manifests\nmanifests.render()\n"
-    done = deployed(tmp_path, dict.fromkeys("ab", data), render, "--limit", "@fake/a")
-    assert done.returncode == 1
-    assert f"device_plugins: {other}: Expecting property name" in done.stderr
-    assert "remove the file and deploy @fake/b" in done.stderr
-    assert "Traceback" not in done.stderr
+    said = failure(deployed(tmp_path, dict.fromkeys("ab", data), render, "--limit", "@fake/a"))
+    assert f"device_plugins: {other}: Expecting property name" in said
+    assert "remove the file and deploy @fake/b" in said
     assert not (tmp_path / "made" / "kustomization.yaml").exists()
 
 

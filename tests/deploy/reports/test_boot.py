@@ -3,7 +3,6 @@
 The scripts run for real, in a folder of their own, with programs that stand in for those of a node. grubby was not run.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ def set_by_grub(root: Path, other: str) -> str:
     text_file(folder / other, 'GRUB_CMDLINE_LINUX_DEFAULT="console=ttyS0"\n')
     made = f"""printf '\\tlinux\\t/boot/vmlinuz ro %s\\n' "$GRUB_CMDLINE_LINUX_DEFAULT" > {menu}"""
     program(root / "bin/update-grub", f'for file in {folder}/*.cfg; do . "$file"; done; {made}')
-    path = f"{root}/bin:{os.environ['PATH']}"
-    sh(boot._GRUB, folder / OURS, "iommu=pt", "# ours", root / "pending", PATH=path, LC_ALL="C")
+    sh(boot._GRUB, folder / OURS, "iommu=pt", "# ours", root / "pending", programs=root / "bin", LC_ALL="C")
     return menu.read_text()
 
 
@@ -177,8 +175,7 @@ def test_the_boot_loader_is_the_one_that_boots(
         (tmp_path / name).write_bytes(b"\6\0\0\0" + text.encode("utf-16-le") if "efi" in name else text.encode())
     for name in programs:
         program(tmp_path / "bin" / name, "exit 1")
-    path = f"{tmp_path}/bin:{os.environ['PATH']}"
-    said = sh(boot._ARGUMENTS, "/none", "/none", tmp_path, "/none", PATH=path)
+    said = sh(boot._ARGUMENTS, "/none", "/none", tmp_path, "/none", programs=tmp_path / "bin")
     assert boot.KernelArguments().process(said).loader == loader
 
 
@@ -200,51 +197,34 @@ def test_what_tuned_adds_at_the_boot_is_seen(tmp_path: Path, loader: str, variab
     }.items():
         text_file(tmp_path / name, text)
     program(tmp_path / "bin" / loader, f"""echo 'args="{entry}"'""")
-    said = sh(boot._ARGUMENTS, "/none", "/none", tmp_path, "/none", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    said = sh(boot._ARGUMENTS, "/none", "/none", tmp_path, "/none", programs=tmp_path / "bin")
     following = boot.KernelArguments().process(said).next
     assert following == "root=/dev/vda1 ro isolcpus=2-5 isolcpus=2-7 $other"
     assert rival("isolcpus=2-7", following) == "isolcpus=2-5"
 
 
 PROTECTED = of(sysctls.ProtectedDefaults)
+PROTECT, COMPACT = "protectKernelDefaults: true\n", '{"x":1,"protectKernelDefaults":true}'
+PRETTY = '{\n  "protectKernelDefaults": true,\n'
+OF_EKS = "etc/kubernetes/kubelet"
 
 
 @pytest.mark.parametrize(
     ("file", "text", "value", "refused"),
     [
-        pytest.param("var/lib/kubelet/config.yaml", "protectKernelDefaults: true\n", "0", True, id="bottlerocket-3780"),
+        pytest.param("var/lib/kubelet/config.yaml", PROTECT, "0", True, id="bottlerocket-3780"),
         pytest.param("etc/rancher/rke2/config.yaml", 'profile: "cis-1.23"\n', "0", True, id="rke2-3804"),
-        pytest.param(
-            "etc/kubernetes/kubelet-config.yaml", "protectKernelDefaults: true\n", "0", True, id="kubespray-6611"
-        ),
-        pytest.param(
-            "etc/kubernetes/kubelet/kubelet-config.json",
-            '{\n  "protectKernelDefaults": true,\n',
-            "0",
-            True,
-            id="pulumi-eks-293",
-        ),
-        pytest.param(
-            "etc/kubernetes/kubelet/config.json.d/00-nodeadm.conf",
-            '{"x":1,"protectKernelDefaults":true}',
-            "0",
-            True,
-            id="amazon-eks-ami-1988",
-        ),
-        pytest.param(
-            "var/lib/rancher/k3s/agent/etc/kubelet.conf.d/a.conf",
-            "protectKernelDefaults: true\n",
-            "0",
-            True,
-            id="k3s-docs-433",
-        ),
-        pytest.param("var/lib/k0s/kubelet-config.yaml", "protectKernelDefaults: true\n", "0", True, id="k0s-681"),
-        ("etc/kubernetes/kubelet-config.yaml", "# protectKernelDefaults: true\n", "0", False),
+        pytest.param("etc/kubernetes/kubelet-config.yaml", PROTECT, "0", True, id="kubespray-6611"),
+        pytest.param(f"{OF_EKS}/kubelet-config.json", PRETTY, "0", True, id="pulumi-eks-293"),
+        pytest.param(f"{OF_EKS}/config.json.d/00-nodeadm.conf", COMPACT, "0", True, id="amazon-eks-ami-1988"),
+        pytest.param("var/lib/rancher/k3s/agent/etc/kubelet.conf.d/a.conf", PROTECT, "0", True, id="k3s-docs-433"),
+        pytest.param("var/lib/k0s/kubelet-config.yaml", PROTECT, "0", True, id="k0s-681"),
+        ("etc/kubernetes/kubelet-config.yaml", f"# {PROTECT}", "0", False),
         ("etc/rancher/k3s/config.yaml.d/a.yaml", "protect-kernel-defaults: true\n", "0", True),
         ("etc/default/kubelet", 'KUBELET_EXTRA_ARGS="--protect-kernel-defaults"\n', "0", True),
         ("etc/systemd/system/k3s.service.d/a.conf", "ExecStart=/x --protect-kernel-defaults=true\n", "0", True),
         ("etc/default/kubelet", "KUBELET_EXTRA_ARGS=--protect-kernel-defaults=false\n", "0", False),
-        ("var/lib/kubelet/config.yaml", "protectKernelDefaults: true\n", "1", False),
+        ("var/lib/kubelet/config.yaml", PROTECT, "1", False),
         ("var/lib/kubelet/config.yaml", "protectKernelDefaults: false\n", "0", False),
     ],
 )
@@ -263,7 +243,9 @@ def test_a_sysctl_with_which_the_kubelet_would_not_start_is_refused(
 
 
 STATIC = "memoryManagerPolicy: Static\n"
-REMOVES = "[Service]\nExecStartPre=/bin/rm -f /var/lib/kubelet/memory_manager_state\n"
+STATIC_CPUS = '{"cpuManagerPolicy":"static","x":1}'
+DROP_IN = "etc/systemd/system/kubelet.service.d/a.conf"
+REMOVES = {DROP_IN: "[Service]\nExecStartPre=/bin/rm -f /var/lib/kubelet/memory_manager_state\n"}
 PAGES = {"hugepages": [{"size": "1G", "count": 32}]}
 
 
@@ -272,19 +254,9 @@ PAGES = {"hugepages": [{"size": "1G", "count": 32}]}
     [
         pytest.param({"var/lib/kubelet/config.yaml": STATIC}, PAGES, [], "huge pages", id="kubernetes-109996"),
         pytest.param(
-            {"var/lib/kubelet/config.yaml": STATIC, "etc/systemd/system/kubelet.service.d/a.conf": REMOVES},
-            PAGES,
-            [],
-            "",
-            id="machine-config-operator-2718",
+            {"var/lib/kubelet/config.yaml": STATIC, **REMOVES}, PAGES, [], "", id="machine-config-operator-2718"
         ),
-        pytest.param(
-            {"etc/kubernetes/kubelet/config.json": '{"cpuManagerPolicy":"static","x":1}'},
-            {},
-            ["nosmt"],
-            "CPUs",
-            id="kubernetes-110478",
-        ),
+        pytest.param({f"{OF_EKS}/config.json": STATIC_CPUS}, {}, ["nosmt"], "CPUs", id="kubernetes-110478"),
         ({"etc/rancher/k3s/config.yaml": "kubelet-arg:\n- cpu-manager-policy=static\n"}, PAGES, ["maxcpus=8"], "CPUs"),
         ({"var/lib/kubelet/config.yaml": f"{STATIC}cpuManagerPolicy: none\n"}, {}, ["nosmt"], ""),
         ({"var/lib/kubelet/config.yaml": "memoryManagerPolicy: None\n"}, PAGES, [], ""),
