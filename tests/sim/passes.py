@@ -19,9 +19,14 @@ def spec_of(*nics: object, **more: object) -> NodeSpec:
     return from_mapping({"node_name": "n1", "nics": list(nics), **more})
 
 
-def rail0(**nic: object) -> NodeSpec:
+def nic(name: str, pci: str, **more: object) -> dict[str, Any]:
+    """A NIC of a spec."""
+    return {"name": name, "select": {"pci": pci}, **more}
+
+
+def rail0(**more: object) -> NodeSpec:
     """A spec of one NIC, the first one of two_nics()."""
-    return spec_of({"name": "rail0", "select": {"pci": PF0}, **nic})
+    return spec_of(nic("rail0", PF0, **more))
 
 
 def settle(

@@ -18,6 +18,7 @@ from agent.engine.readiness import Probes
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 
@@ -49,7 +50,7 @@ class Node:
     def begin(self, **judged: object) -> dict[str, Condition]:
         """A pass. The readings that it starts go on."""
         rails = enumerate((PF0, PF1))
-        nics = [{"name": f"rail{n}", "select": {"pci": pf}, "state": self.wanted_state} for n, pf in rails]
+        nics = [nic(f"rail{n}", pf, state=self.wanted_state) for n, pf in rails]
         spec = from_mapping({"node_name": "n1", "nics": nics, "readiness": judged, **self.more})
         have = self.last.have if self.last else None
         machine = self.kernel.machine()

@@ -13,7 +13,7 @@ from cli.as_inventory import derive_inventory
 from tests.sim import passes
 from tests.sim.kernel import Kernel, Netdev
 from tests.sim.machine_file import load
-from tests.sim.passes import spec_of
+from tests.sim.passes import nic, spec_of
 from tests.zoo.walk import machines
 
 PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")
@@ -37,10 +37,7 @@ def settle(kernel: Kernel, spec: NodeSpec) -> None:
 def prepare(kernel: Kernel, *different: tuple[str, dict[str, Any]], rdma: bool = True) -> None:
     """A server in service: two VFs each, and an RDMA device for each physical function."""
     more = dict(different)
-    nics = [
-        {"name": f"n{i}", "select": {"pci": pci}, "mtu": 9000, "vfs": {"count": 2}, **more.get(pci, {})}
-        for i, pci in enumerate(PFS)
-    ]
+    nics = [nic(f"n{i}", pci, **{"mtu": 9000, "vfs": {"count": 2}, **more.get(pci, {})}) for i, pci in enumerate(PFS)]
     settle(kernel, spec_of(*nics))
     for name, pci in zip(NAMES, PFS, strict=True):
         kernel.netlink.add_altname(kernel.netdev(pci).ifindex, f"enp{int(pci[5:7], 16)}s0np0")

@@ -9,7 +9,7 @@ from agent.spec.node import NodeSpec, SpecError, parse, to_json
 from agent.state.wanted import derived_mac
 from cli.as_spec import NotFound, derive_spec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import nic, settle, spec_of
 from tests.sim.two_nics import MAC0, PF0, PF1, two_nics
 
 MANAGEMENT = "0000:01:00.0"
@@ -26,10 +26,7 @@ def kernel() -> Kernel:
 def wanted(**more: object) -> NodeSpec:
     groups = [{"index": "4", "vlan": 100, "spoofchk": False, "mtu": 4000}, {"index": "3", "mac": "02:00:00:00:07:07"}]
     vfs = {"count": 5, "defaults": {"trust": True}, "groups": groups}
-    nics = [
-        {"name": "rail0", "select": {"pci": PF0}, "mtu": 9000, "vfs": vfs},
-        {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}},
-    ]
+    nics = [nic("rail0", PF0, mtu=9000, vfs=vfs), nic("rail1", PF1, vfs={"count": 2})]
     return spec_of(*nics, **more)
 
 
@@ -167,7 +164,7 @@ def test_each_vf_has_its_own_guid_and_unset_ones_are_left_out(kernel: Kernel, co
 
 
 def nic_with(count: int) -> dict[str, object]:
-    return {"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": count}}
+    return nic("rail0", PF0, vfs={"count": count})
 
 
 def test_a_netdev_of_an_odd_name_without_a_queue_is_written_down_too(kernel: Kernel) -> None:

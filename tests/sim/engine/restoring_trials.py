@@ -33,6 +33,7 @@ from agent.spec.addresses import FIRST_TABLE
 from tests.sim.engine.restoring_specs import MACS, PFS, random_document, spec_of
 from tests.sim.kernel import NET, Kernel, no_fault
 from tests.sim.killed import Killed
+from tests.sim.passes import nic
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1
 
 ERRNOS = (errno.EINVAL, errno.EBUSY, errno.EOPNOTSUPP, errno.ENOSPC)
@@ -69,9 +70,7 @@ class Trial:
             self.kernel.sriov.able |= PFS.keys()
         # VFs stay when they leave the spec: they are there before.
         self.restart()
-        self.passes(
-            {"nics": [{"name": f"n{n}", "select": {"pci": pf}, "vfs": {"count": 2}} for n, pf in enumerate(PFS)]}, 3
-        )
+        self.passes({"nics": [nic(f"n{n}", pf, vfs={"count": 2}) for n, pf in enumerate(PFS)]}, 3)
         self.passes({"nics": []}, 5)
         self._administrate()
         self.path.unlink()

@@ -15,7 +15,7 @@ from agent.spec.node import NodeSpec
 from agent.state.wanted import resolve
 from tests.sim.engine.test_disruption import PF, deferred, hand_to_pod, spec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import rail0, settle, spec_of
+from tests.sim.passes import nic, rail0, settle, spec_of
 from tests.sim.seams import seen
 from tests.sim.two_nics import MAC1, PF1
 
@@ -78,14 +78,14 @@ def test_users_of_an_rdma_device_of_two_ports_are_users_of_both(kernel: Kernel) 
     """With RoCE LAG sysfs shows the device only under the first port."""
     second = PF[:-1] + "1"
     kernel.add_nic(second, "enp33s0f1", "02:00:00:00:01:01")
-    wanted = spec_of({"name": "b", "select": {"pci": second}, "vfs": {"count": 4}})
+    wanted = spec_of(nic("b", second, vfs={"count": 4}))
     settle(kernel, wanted)
     kernel.rdma.add(PF, "mlx5_bond_0", "bond0")
     for name in ("enp33s0", "enp33s0f1"):
         kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
     kernel.tree.put("/sys/class/net/bond0/bonding/slaves", "enp33s0 enp33s0f1")
     kernel.host.open["/dev/infiniband/uverbs0"] = ("nccl (pid 4711)",)
-    more = spec_of({"name": "b", "select": {"pci": second}, "vfs": {"count": 6}})
+    more = spec_of(nic("b", second, vfs={"count": 6}))
     assert deferred(settle(kernel, more)) == (f"nccl (pid 4711) ({second})",)
 
 
@@ -222,7 +222,7 @@ def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kerne
 
 def test_the_users_of_one_nic_are_none_of_another_nic_s(kernel: Kernel) -> None:
     def wanting(count: int) -> NodeSpec:
-        nics = [{"name": pf[5:7], "select": {"pci": pf}, "vfs": {"count": count}} for pf in (PF, PF1)]
+        nics = [nic(pf[5:7], pf, vfs={"count": count}) for pf in (PF, PF1)]
         return spec_of(*nics)
 
     kernel.add_nic(PF1, "enp65s0", MAC1)

@@ -10,12 +10,10 @@ from agent.report.records import Outcome
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import applied, condition, settle, spec_of
+from tests.sim.passes import applied, condition, nic, settle, spec_of
 
 PF = "0000:21:00.0"
-SPEC = spec_of(
-    {"name": "rail0", "select": {"pci": PF}, "mtu": 9000, "vfs": {"count": 2}}, irqs={"irqbalance": "untouched"}
-)
+SPEC = spec_of(nic("rail0", PF, mtu=9000, vfs={"count": 2}), irqs={"irqbalance": "untouched"})
 
 
 class Node:

@@ -13,7 +13,7 @@ from agent.service.activity import Activity, View
 from agent.service.traced_machine import traced
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Hang, Kernel
-from tests.sim.passes import condition, spec_of
+from tests.sim.passes import condition, nic, spec_of
 from tests.sim.two_nics import MAC0, NAME0, NAME1, PF0, PF1, two_nics
 
 ADDRESSES = {"rail": 0, "addresses": [{"network": "10.0.0.0/16"}]}
@@ -25,7 +25,7 @@ NAPI = {"gro_flush_timeout": 20000, "threaded": True}
 def spec(**select: str) -> NodeSpec:
     nics = [
         {"name": "a", "select": select or {"pci": PF0}, "mtu": 9000, "napi": NAPI, "vfs": {"count": 2}},
-        {"name": "b", "select": {"pci": PF1}, "mtu": 9000, "channels": {"combined": 2}, "napi": NAPI, **ADDRESSES},
+        nic("b", PF1, mtu=9000, channels={"combined": 2}, napi=NAPI, **ADDRESSES),
     ]
     return spec_of(*nics, node_number=7)
 
@@ -62,7 +62,7 @@ def test_the_device_whose_driver_does_not_return_is_blamed(device: str) -> None:
 @pytest.mark.parametrize("vf", ["0000:21:10.0", "0000:21:10.2", "0000:41:10.0", "0000:41:10.2"])
 def test_a_vf_whose_driver_does_not_return_is_blamed(vf: str) -> None:
     vfs = {"count": 2, "defaults": {"mtu": 9000, "channels": {"combined": 1}}}
-    nics = [{"name": name, "select": {"pci": pf}, "mtu": 9000, "vfs": vfs} for name, pf in (("a", PF0), ("b", PF1))]
+    nics = [nic(name, pf, mtu=9000, vfs=vfs) for name, pf in (("a", PF0), ("b", PF1))]
     calls = 0
     while to_hang(two_nics(), vf, calls, spec_of(*nics)):
         calls += 1

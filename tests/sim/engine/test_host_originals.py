@@ -14,6 +14,7 @@ from agent.engine.retry import Failures
 from agent.spec.node import from_mapping
 from tests.sim.hugepages import NODE
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.two_nics import PF0, two_nics
 
 SOMAXCONN = "/proc/sys/net/core/somaxconn"
@@ -63,23 +64,17 @@ WAYS: dict[str, list[dict[str, Any]]] = {
     ],
     "ARP": [
         {},
-        {"nics": [{"name": "rail0", "select": {"pci": PF0}}]},
-        {"nics": [{"name": "rail0", "select": {"pci": PF0}, "rail": 0, "addresses": ["192.0.2.11/24"]}]},
-        {"nics": [{"name": "rail0", "select": {"pci": PF0}, "rail": 0, "addresses": ["fd00::7/64"]}]},
+        {"nics": [nic("rail0", PF0)]},
+        {"nics": [nic("rail0", PF0, rail=0, addresses=["192.0.2.11/24"])]},
+        {"nics": [nic("rail0", PF0, rail=0, addresses=["fd00::7/64"])]},
         {"sysctls": {f"{CONF}.arp_ignore": "2", f"{CONF}.rp_filter": "1"}},
-        {
-            "nics": [{"name": "rail0", "select": {"pci": PF0}}],
-            "sysctls": {f"{CONF.replace('.', '/')}/arp_announce": "1"},
-        },
+        {"nics": [nic("rail0", PF0)], "sysctls": {f"{CONF.replace('.', '/')}/arp_announce": "1"}},
     ],
     "steering": [
         {},
-        {"nics": [{"name": "rail0", "select": {"pci": PF0}}], "rps": {"enable": True}},
+        {"nics": [nic("rail0", PF0)], "rps": {"enable": True}},
         {"rps": {"enable": False, "netdevs": [{"match": "enp33*", "cpus": "3"}]}},
-        {
-            "nics": [{"name": "rail0", "select": {"pci": PF0}}],
-            "rps": {"enable": False, "netdevs": [{"match": "enp33*", "cpus": "3"}]},
-        },
+        {"nics": [nic("rail0", PF0)], "rps": {"enable": False, "netdevs": [{"match": "enp33*", "cpus": "3"}]}},
     ],
     "RDMA namespaces": [
         {},
@@ -225,6 +220,6 @@ def test_an_original_of_an_unknown_field_does_not_end_the_pass(kernel: Kernel, t
     text = json.dumps(["addresses", PF0, name, "absent", ["present"]]).encode()
     (tmp_path / ORIGINALS).write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
     originals = Originals.load(tmp_path / ORIGINALS)
-    follow(kernel, originals, 0.0, nics=[{"name": "rail0", "select": {"pci": PF0}}])
+    follow(kernel, originals, 0.0, nics=[nic("rail0", PF0)])
     follow(kernel, originals, 1000.0)
     assert kernel.netlink.addresses() == {}

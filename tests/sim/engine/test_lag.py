@@ -13,7 +13,7 @@ from agent.spec.node import NodeSpec
 from tests.sim import passes
 from tests.sim.engine.test_disruption import deferred
 from tests.sim.kernel import Kernel, Netdev
-from tests.sim.passes import spec_of
+from tests.sim.passes import nic, spec_of
 
 FIRST, SECOND = "0000:21:00.0", "0000:21:00.1"
 NAMES = {FIRST: "enp33s0f0", SECOND: "enp33s0f1"}
@@ -43,7 +43,7 @@ def have_lag(kernel: Kernel) -> None:
 
 
 def spec(pf: str, count: int) -> NodeSpec:
-    return spec_of({"name": "port", "select": {"pci": pf}, "vfs": {"count": count}})
+    return spec_of(nic("port", pf, vfs={"count": count}))
 
 
 def planned(kernel: Kernel, pf: str, count: int) -> Change:

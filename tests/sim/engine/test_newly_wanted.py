@@ -11,7 +11,7 @@ from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import nic, settle, spec_of
 from tests.sim.two_nics import MAC1, NAME0, NAME1, PF0, PF1
 
 TAKEN = {"count": 1, "groups": [{"index": "0", "mac": derived_mac(MAC1, 0)}]}
@@ -48,56 +48,34 @@ def read(result: Pass) -> dict[str, Any]:
     return {kind: state for kind, state in result.have.states.items() if kind != "irqs"}
 
 
+def rename_first(kernel: Kernel) -> None:
+    rename(kernel, PF0, "other")
+
+
+A = {"name": "a", "select": {"netdev": NAME0}}
+EACH = {"name": "rail{index}", "select": {"vendor": "8086", "each": True}, "mtu": 9000}
+LABELLED = {"count": 2, "defaults": {"vlan": 7, "txqueuelen": 500}}
+
+
 @pytest.mark.parametrize(
     ("wanted", "happens", "named"),
     [
-        pytest.param(
-            spec(
-                {"name": "a", "select": {"netdev": NAME0}, "required": False, "vfs": TAKEN},
-                {"name": "b", "select": {"pci": PF1}, "mtu": 9000, "vfs": {"count": 1}},
-            ),
-            lambda kernel: rename(kernel, PF0, "other"),
-            PF0,
-            id="a conflict about an address ends",
-        ),
-        pytest.param(
-            spec(
-                {"name": "a", "select": {"netdev": NAME0}, "required": False},
-                {"name": "rail{index}", "select": {"vendor": "8086", "each": True}, "mtu": 9000},
-            ),
-            lambda kernel: rename(kernel, PF0, "other"),
-            PF0,
-            id="a conflict about a function ends",
-        ),
-        pytest.param(
-            spec({"name": "a", "select": {"netdev": NAME0}, "mtu": 9000}),
-            replace,
-            PF0,
-            id="another function is selected",
-        ),
-        pytest.param(
-            spec(
-                {"name": "a", "select": {"netdev": NAME0}, "mtu": 9000, "vfs": {"count": 2}},
-                {
-                    "name": "b",
-                    "select": {"netdev": NAME1},
-                    "vfs": {"count": 2, "defaults": {"vlan": 7, "txqueuelen": 500}},
-                },
-            ),
+        (spec({**A, "required": False, "vfs": TAKEN}, nic("b", PF1, mtu=9000, vfs={"count": 1})), rename_first, PF0),
+        (spec({**A, "required": False}, EACH), rename_first, PF0),
+        (spec({**A, "mtu": 9000}), replace, PF0),
+        (
+            spec({**A, "mtu": 9000, "vfs": {"count": 2}}, {"name": "b", "select": {"netdev": NAME1}, "vfs": LABELLED}),
             swap,
             PF1,
-            id="two NICs change places",
         ),
-        pytest.param(
-            spec(
-                {"name": "a", "select": {"netdev": NAME0}, "required": False},
-                {"name": "b", "select": {"pci": PF1}},
-                rps={"netdevs": [{"match": "oth*"}]},
-            ),
-            lambda kernel: rename(kernel, PF0, "other"),
-            PF0,
-            id="a netdev is no longer a NIC's, and is steered",
-        ),
+        (spec({**A, "required": False}, nic("b", PF1), rps={"netdevs": [{"match": "oth*"}]}), rename_first, PF0),
+    ],
+    ids=[
+        "a conflict about an address ends",
+        "a conflict about a function ends",
+        "another function is selected",
+        "two NICs change places",
+        "a netdev is no longer a NIC's, and is steered",
     ],
 )
 def test_what_is_wanted_only_now_is_read_in_the_same_pass(
@@ -115,9 +93,7 @@ def test_what_is_wanted_only_now_is_read_in_the_same_pass(
 
 
 def test_as_long_as_the_same_nics_are_wanted_only_what_is_named_is_read(kernel: Kernel) -> None:
-    wanted = spec(
-        {"name": "a", "select": {"pci": PF0}, "mtu": 9000}, {"name": "b", "select": {"pci": PF1}, "mtu": 9000}
-    )
+    wanted = spec(nic("a", PF0, mtu=9000), nic("b", PF1, mtu=9000))
     before = settle(kernel.machine(), wanted)
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/sriov_numvfs")
     failing = settle(kernel.machine(), wanted, before)

@@ -17,7 +17,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim import passes
 from tests.sim.kernel import Kernel
-from tests.sim.passes import rail0, spec_of
+from tests.sim.passes import nic, rail0, spec_of
 from tests.sim.refusing import refusing
 from tests.sim.two_nics import PF0, PF1
 
@@ -25,10 +25,7 @@ from tests.sim.two_nics import PF0, PF1
 def spec(defaults: dict[str, Any] | None = None, second: bool = True, **more: object) -> NodeSpec:
     mtu = {"mtu": more.pop("mtu")} if "mtu" in more else {}
     vfs = {"count": 2, "defaults": defaults or {}}
-    nics = [
-        {"name": "rail0", "select": {"pci": PF0}, "vfs": vfs, **mtu},
-        {"name": "rail1", "select": {"pci": PF1}, **mtu},
-    ]
+    nics = [nic("rail0", PF0, vfs=vfs, **mtu), nic("rail1", PF1, **mtu)]
     return spec_of(*nics[: 1 + second], **more)
 
 
@@ -189,7 +186,7 @@ def one(nic: dict[str, object], **more: object) -> NodeSpec:
     return spec_of({"name": "rail0", "select": {"pci": PF0}, **nic}, **more)
 
 
-@pytest.mark.parametrize("nics", [[{"name": "rail0", "select": {"pci": PF0}}], []])
+@pytest.mark.parametrize("nics", [[nic("rail0", PF0)], []])
 def test_settings_that_are_read_only_while_in_the_spec_are_restored(
     full_node: Kernel, originals: Originals, nics: list[object]
 ) -> None:

@@ -18,7 +18,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, spec_of
+from tests.sim.passes import condition, nic, spec_of
 from tests.sim.seams import seen
 
 pytestmark = pytest.mark.slow
@@ -38,8 +38,8 @@ ROCE = {"roce": {"trust": "dscp", "pfc": "3", "cm_tos": 106}, "rdma": {"pf": Tru
 
 def spec(required: bool) -> NodeSpec:
     """A spec of two NICs; the second has every setting."""
-    sound = {"name": "rail0", "select": {"pci": SOUND}, **SETTINGS}
-    faulty = {"name": "rail1", "select": {"pci": FAULTY}, "required": required, **SETTINGS, **ROCE}
+    sound = nic("rail0", SOUND, **SETTINGS)
+    faulty = nic("rail1", FAULTY, required=required, **SETTINGS, **ROCE)
     return spec_of(sound, faulty, rfs={"enable": True}, xps={"enable": True})
 
 

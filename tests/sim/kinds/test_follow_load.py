@@ -20,7 +20,7 @@ from agent.spec.node import NodeSpec
 from tests.sim.interrupts import LOAD
 from tests.sim.kernel import Kernel
 from tests.sim.kinds.test_cpu_owners import give
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import nic, settle, spec_of
 from tests.sim.refusing import refusing
 from tests.sim.two_nics import PF0, PF1, two_nics
 
@@ -34,7 +34,7 @@ def kernel() -> Kernel:
 
 
 def spec(follow_load: bool = True, **more: object) -> NodeSpec:
-    nics = [{"name": f"rail{at}", "select": {"pci": pci}, "vfs": {"count": VFS}} for at, pci in enumerate((PF0, PF1))]
+    nics = [nic(f"rail{at}", pci, vfs={"count": VFS}) for at, pci in enumerate((PF0, PF1))]
     return spec_of(*nics, irqs={"follow_load": follow_load}, **more)
 
 

@@ -23,7 +23,7 @@ from agent.spec.node import from_mapping
 from agent.spec.ranges import parse_ranges
 from tests.sim.kernel import Fault, Kernel
 from tests.sim.kinds.test_placement import spec
-from tests.sim.passes import settle, undone
+from tests.sim.passes import nic, settle, undone
 from tests.sim.refusing import refusing
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
 
@@ -55,8 +55,7 @@ class Node:
 
     def goal(self) -> Goal:
         nics: list[dict[str, Any]] = [
-            {"name": f"rail{number}", "select": {"pci": pci}, "vfs": {"count": self.vfs}}
-            for number, pci in enumerate(NICS)
+            nic(f"rail{number}", pci, vfs={"count": self.vfs}) for number, pci in enumerate(NICS)
         ]
         given = {"node_name": "n1", "nics": nics, "irqs": {"irqbalance": "untouched", "exclude_cpus": self.excluded}}
         return Goal(from_mapping(given))

@@ -15,7 +15,7 @@ from agent.spec.node import to_json
 from agent.state.guids import derived_guid
 from cli.as_spec import derive_spec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, rail0, settle, spec_of
+from tests.sim.passes import condition, nic, rail0, settle, spec_of
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"
 GUID = "b8:3f:d2:03:00:12:34:56"
@@ -85,7 +85,7 @@ def test_given_guids_stand_above_derived_ones(kernel: Kernel) -> None:
 def test_an_ethernet_pf_s_vfs_get_none(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "enp65s0", "02:00:00:00:01:00")
     kernel.sriov.able.add(OTHER)
-    wanted = spec_of({"name": "r", "select": {"pci": OTHER}, "vfs": {"count": 1}})
+    wanted = spec_of(nic("r", OTHER, vfs={"count": 1}))
     settle(kernel, wanted)
     assert kernel.vfs(OTHER)[0].node_guid is None
 

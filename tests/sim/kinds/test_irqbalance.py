@@ -7,7 +7,7 @@ from agent.kinds.host.irqbalance import LIST, SCRIPT
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, settle, spec_of
+from tests.sim.passes import condition, nic, settle, spec_of
 from tests.sim.two_nics import two_nics
 
 PF = "0000:21:00.0"
@@ -23,7 +23,7 @@ def kernel() -> Kernel:
 
 
 def spec(policy: str = "banned") -> NodeSpec:
-    nics = [{"name": "rail0", "select": {"pci": PF}}, {"name": "away", "select": {"vendor": "ffff"}, "required": False}]
+    nics = [nic("rail0", PF), {"name": "away", "select": {"vendor": "ffff"}, "required": False}]
     return spec_of(*nics, irqs={"irqbalance": policy})
 
 

@@ -21,7 +21,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from agent.state.scope import own
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import applied, condition, rail0, settle, spec_of
+from tests.sim.passes import applied, condition, nic, rail0, settle, spec_of
 from tests.sim.refusing import refusing
 from tests.sim.seams import seen
 from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
@@ -201,7 +201,7 @@ def test_a_queue_that_makes_room_when_a_cpu_goes_offline_says_so() -> None:
     kernel.add_nic(PF0, NAME0, MAC0, node=0)
     kernel.add_nic(PF1, NAME1, MAC1, node=-1)
     nics = (("rail0", PF0, 3), ("rail1", PF1, 7))
-    wanted = spec_of(*({"name": name, "select": {"pci": pci}, "vfs": {"count": count}} for name, pci, count in nics))
+    wanted = spec_of(*(nic(name, pci, vfs={"count": count}) for name, pci, count in nics))
 
     def notes() -> dict[str, str]:
         """Why queues move, by where they are now."""
@@ -289,7 +289,7 @@ def test_a_nic_that_is_missing_moves_no_interrupt_of_another(
     kernel.add_nic(PF0, NAME0, MAC0)
     kernel.add_nic(PF1, NAME1, MAC1)
     few = {"channels": {"combined": 2}}
-    other = {"name": "rail1", "select": {"pci": PF1}, **few}
+    other = nic("rail1", PF1, **few)
     both = spec_of({"name": "rail0", "select": selector, "required": False, **few}, other)
     settle(kernel, both)
     before = kernel.interrupts.affinities()
@@ -305,7 +305,7 @@ def test_a_nic_that_is_missing_moves_no_interrupt_of_another(
     settle(kernel, both)
     assert kernel.interrupts.affinities() == before
     # If the NIC leaves the spec, its CPUs are free, also while an entry of the spec lacks another one.
-    settle(kernel, spec_of(other, {"name": "none", "select": {"pci": "0000:61:00.0"}, "required": False}))
+    settle(kernel, spec_of(other, nic("none", "0000:61:00.0", required=False)))
     alone = Kernel(cpus=8, nodes=1)
     alone.add_nic(PF1, NAME1, MAC1)
     settle(alone, spec_of(other))
@@ -348,7 +348,7 @@ def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: K
 
 def test_where_interrupts_are_not_placed_no_placement_is_stored(kernel: Kernel) -> None:
     """RPS depends on where the interrupts are, and irqbalance may have them anywhere."""
-    unpinned = spec_of({"name": "a", "select": {"pci": PF0}}, irqs={"pin": False}, rps={"enable": True})
+    unpinned = spec_of(nic("a", PF0), irqs={"pin": False}, rps={"enable": True})
     for _ in range(2):
         assert settle(kernel, unpinned).as_wanted
     assert PLACED not in kernel.tree.files

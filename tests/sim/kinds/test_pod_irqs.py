@@ -11,7 +11,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kernel import Kernel
 from tests.sim.kinds.test_cpu_owners import CGROUPS, FORMATS, NONE, give, masks, served
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import nic, settle, spec_of
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 VF = f"{PF0}#0"
@@ -24,7 +24,7 @@ def kernel() -> Kernel:
 
 def spec(key: bool = True, **more: object) -> NodeSpec:
     vfs = {"count": 3, "groups": [{"index": "0-1", "irqs_on_pod_cpus": key}]}
-    one, other = {"name": "rail0", "select": {"pci": PF0}, "vfs": vfs}, {"name": "rail1", "select": {"pci": PF1}}
+    one, other = nic("rail0", PF0, vfs=vfs), nic("rail1", PF1)
     return spec_of(one, other, **more)
 
 

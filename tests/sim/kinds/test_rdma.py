@@ -14,7 +14,7 @@ from cli.as_inventory import derive_inventory
 from cli.inspection import inspect, render
 from tests.sim import passes
 from tests.sim.kernel import Kernel
-from tests.sim.passes import condition, rail0, spec_of
+from tests.sim.passes import condition, nic, rail0, spec_of
 from tests.sim.seams import seen
 from tests.sim.two_nics import NAME0, NAME1, PF0, PF1
 
@@ -191,7 +191,7 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
     for name in (NAME0, "enp33s0f1"):
         kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
     kernel.tree.put("/sys/class/net/bond0/bonding/slaves", f"{NAME0} enp33s0f1")
-    spec = spec_of(*({"name": f"port{pf[-1]}", "select": {"pci": pf}, "rdma": {}} for pf in (PF0, second)))
+    spec = spec_of(*(nic(f"port{pf[-1]}", pf, rdma={}) for pf in (PF0, second)))
     result = passes.settle(kernel, spec)
     assert [d.name for d in result.have["rdma"][second][second]] == ["mlx5_bond_0"]
     assert is_ready(result.conditions), result.conditions
@@ -357,7 +357,7 @@ def test_whether_rdma_cm_is_there_does_not_depend_on_a_nic_that_is_missing(kerne
     kernel.rdma.add(PF0, "mlx5_0", "enp33s0")
     if not present:
         kernel.tree.remove("/dev/infiniband/rdma_cm")
-    wanted = spec_of({"name": "rail0", "select": {"pci": "0000:99:00.0"}, "rdma": {}})
+    wanted = spec_of(nic("rail0", "0000:99:00.0", rdma={}))
     result = passes.settle(kernel, wanted)
     for last, scope in ((None, None), (result.have, frozenset({PF0}))):
         result = passes.settle(kernel, wanted, last, scope)

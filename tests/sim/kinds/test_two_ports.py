@@ -12,7 +12,7 @@ from cli.inspection import inspect
 from tests.sim import passes
 from tests.sim.cli.test_as_inventory import executed
 from tests.sim.kernel import NET, PCI, Kernel
-from tests.sim.passes import condition, spec_of
+from tests.sim.passes import condition, nic, spec_of
 
 PF = "0000:03:00.0"
 # The names sort, and the netdevs appeared, in the order that is not the ports'.
@@ -99,7 +99,7 @@ def test_a_second_pf_of_a_port_need_not_have_a_netdev() -> None:
     kernel = Kernel()
     kernel.add_nic(PF, FIRST, MACS[FIRST], driver="mlx5_core")
     kernel.add_nic("0000:a3:00.0", "", MACS[SECOND], node=1, driver="mlx5_core")
-    both = [{"name": f"rail{n}", "select": {"pci": pf}} for n, pf in enumerate((PF, "0000:a3:00.0"))]
+    both = [nic(f"rail{n}", pf) for n, pf in enumerate((PF, "0000:a3:00.0"))]
     assert is_ready(passes.settle(kernel, spec_of(both[0])).conditions)
     (blocked,) = passes.undone(passes.settle(kernel, spec_of(*both)))
     assert (blocked.change.device, blocked.result) == ("0000:a3:00.0", "blocked")

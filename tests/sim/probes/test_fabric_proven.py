@@ -6,6 +6,7 @@ import pytest
 
 from agent.report.fabric import RESULTS_FILE, FabricResults, NicResult, identity, results_to_json
 from agent.report.records import Condition
+from tests.sim.passes import nic
 from tests.sim.readiness import Node
 from tests.sim.two_nics import PF0, PF1
 
@@ -53,7 +54,7 @@ def test_a_tested_nic_is_proven_and_the_age_is_said(node: Node) -> None:
 
 
 def test_a_nic_with_rdma_that_was_not_tested_is_named(node: Node) -> None:
-    nics = [{"name": f"rail{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, PF1))]
+    nics = [nic(f"rail{n}", pf, rdma={}) for n, pf in enumerate((PF0, PF1))]
     node.more["nics"] = nics[:1]
     tested(node)
     assert condition(node).status == "True"

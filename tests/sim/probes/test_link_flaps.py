@@ -11,6 +11,7 @@ from agent.report.records import NicVerdict
 from agent.report.verdict import is_ready
 from agent.spec.node import Flaps
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.readiness import Node
 from tests.sim.two_nics import MAC0, NAME0, PF0, PF1
 
@@ -181,7 +182,7 @@ def test_the_agent_s_own_changes_and_a_netdev_that_is_set_down_are_no_losses(nod
     node.now += TRAINING
     look(node)
     for count in (1, 2, 3, 4):
-        node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": count}}]}
+        node.more = {"nics": [nic("rail0", PF0, vfs={"count": count})]}
         node.kernel.carriers.count_loss(PF0)
         look(node)
         node.now += TRAINING

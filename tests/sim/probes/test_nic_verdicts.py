@@ -11,6 +11,7 @@ from agent.hardware.functions import vf_addresses
 from agent.report.records import Change, Disruption, NicVerdict
 from agent.report.verdict import is_ready, passes_first
 from agent.spec.node import from_mapping
+from tests.sim.passes import nic
 from tests.sim.readiness import Node
 from tests.sim.refusing import refusing
 from tests.sim.two_nics import PF0, PF1
@@ -26,10 +27,7 @@ def node() -> Node:
 
 def with_nics(first: dict[str, object], second: dict[str, object]) -> Node:
     node = Node.with_two_nics()
-    nics = [
-        {"name": name, "select": {"pci": pci}, **more}
-        for name, pci, more in (("rail0", PF0, first), ("rail1", PF1, second))
-    ]
+    nics = [nic(name, pci, **more) for name, pci, more in (("rail0", PF0, first), ("rail1", PF1, second))]
     node.more = {"nics": nics}
     return node
 

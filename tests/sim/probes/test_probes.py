@@ -6,6 +6,7 @@ from agent.hardware.functions import vf_addresses
 from agent.report.records import Condition
 from agent.report.verdict import is_ready, passes_first
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.readiness import Node
 from tests.sim.two_nics import IPOIB, PF0
 
@@ -20,7 +21,7 @@ def node() -> Node:
 def with_vfs(node: Node, **defaults: object) -> str:
     """The node has three VFs; the second one's address."""
     vfs = {"count": 3, "defaults": defaults}
-    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": vfs}]}
+    node.more = {"nics": [nic("rail0", PF0, vfs=vfs)]}
     node.look()
     return vf_addresses(node.kernel.files, PF0)[1]
 
@@ -264,7 +265,7 @@ def test_a_netdev_that_is_down_or_has_a_single_interrupt_need_not_have_those_of_
 def test_an_infiniband_function_need_not_have_the_interrupts_of_queues() -> None:
     node = Node(Kernel())
     node.kernel.add_nic(PF0, "ibp33s0", IPOIB)
-    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}}]}
+    node.more = {"nics": [nic("rail0", PF0)]}
     node.look()
     unnamed(node)
     conditions = node.look()

@@ -8,6 +8,7 @@ import pytest
 from agent.engine.readiness import HANDOVER, SLACK
 from agent.probes import DEADLINE, probes
 from agent.report.verdict import is_ready
+from tests.sim.passes import nic
 from tests.sim.readiness import Node, writer
 from tests.sim.two_nics import MAC1, NAME1, PF0, PF1
 
@@ -143,7 +144,7 @@ def test_a_narrow_link_only_warns_unless_the_spec_requires_it(node: Node) -> Non
 
 
 def test_a_warning_of_a_probe_is_never_made_required(node: Node) -> None:
-    node.more = {"nics": [{"name": "spare", "select": {"pci": "0000:99:00.0"}, "required": False}]}
+    node.more = {"nics": [nic("spare", "0000:99:00.0", required=False)]}
     conditions = node.look(probes={"nics": {"severity": "required"}})
     assert (conditions["NicsPresent"].status, conditions["NicsPresent"].severity) == ("False", "warn")
     assert is_ready(conditions.values())

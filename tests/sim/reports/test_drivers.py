@@ -15,6 +15,7 @@ from agent.report.verdict import is_ready
 from tests.sim import config_space
 from tests.sim.engine.one_nic import Node, is_settled
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.readiness import Node as Probed
 from tests.sim.refusing import refusing
 from tests.sim.two_nics import IPOIB, MAC0, NAME0, PF0, PF1, two_nics
@@ -54,10 +55,9 @@ def test_an_mtu_that_ipoib_cannot_have_is_named(tmp_path: Path, mtu: int, partit
     ],
 )
 def test_an_mtu_beyond_what_the_kernel_takes_is_named_with_the_largest(
-    tmp_path: Path, most: int, wanted: int, xdp: bool, remedy: str
+    kernel: Kernel, tmp_path: Path, most: int, wanted: int, xdp: bool, remedy: str
 ) -> None:
     """Since Linux 4.19 the kernel tells it; bnxt lowers it for an XDP program."""
-    kernel = two_nics()
     netdev = kernel.netdevs[NAME0]
     netdev.link = evolve(netdev.link, max_mtu=most, xdp=xdp)
     result = Node(kernel, tmp_path / "originals.json").follow({"mtu": wanted})
@@ -76,9 +76,8 @@ def test_a_read_request_size_that_a_reset_takes_back_is_set_again(node: Node) ->
         kernel.config[f"{PCI}/{PF0}/config"] = config_space.made()
 
 
-def test_a_slot_that_is_slower_than_its_card_only_warns() -> None:
+def test_a_slot_that_is_slower_than_its_card_only_warns(kernel: Kernel) -> None:
     """A card of PCIe 5 in a slot of PCIe 4 is no reason to take the node out of service (sichek 122)."""
-    kernel = two_nics()
     for file, text in (("current_link_speed", "16.0 GT/s PCIe"), ("max_link_speed", "32.0 GT/s PCIe")):
         kernel.tree.put(f"{PCI}/{PF0}/{file}", text)
     node = Probed(kernel)
@@ -121,9 +120,8 @@ def test_roce_settings_for_a_port_of_infiniband_are_said_to_be_unsupported(tmp_p
     assert "it is InfiniBand" in said(made)
 
 
-def test_a_number_of_vfs_that_the_driver_cannot_set_now_is_set_later(tmp_path: Path) -> None:
+def test_a_number_of_vfs_that_the_driver_cannot_set_now_is_set_later(kernel: Kernel, tmp_path: Path) -> None:
     """i40e is still busy with another request (openshift/sriov-network-operator 1182)."""
-    kernel = two_nics()
     busy = iter([True] * 2)
     kernel.fault = refusing(errno.EAGAIN, "sriov_numvfs", when=lambda: next(busy, False))
     node = Node(kernel, tmp_path / "originals.json")
@@ -148,7 +146,7 @@ def test_no_vfs_are_made_while_the_firmware_of_their_pf_is_dead(node: Node) -> N
 def test_a_pf_that_makes_no_vfs_does_not_keep_the_others_from_theirs(node: Node, number: int) -> None:
     kernel = node.kernel
     kernel.fault = refusing(number, f"{PCI}/{PF0}/sriov_numvfs 2")
-    nics = [{"name": f"rail{n}", "select": {"pci": pf}, "vfs": {"count": 2}} for n, pf in enumerate((PF0, PF1))]
+    nics = [nic(f"rail{n}", pf, vfs={"count": 2}) for n, pf in enumerate((PF0, PF1))]
     result = node.follow(None, nics=nics)
     assert len(kernel.vfs(PF1)) == 2
     assert {outcome.change.device for outcome in result.outcomes if outcome.result != "applied"} == {PF0}
@@ -172,9 +170,8 @@ def test_a_vf_whose_driver_fails_at_first_is_bound_later(node: Node) -> None:
     ],
 )
 def test_a_vf_without_a_driver_is_bound_to_vfio_or_it_is_said_why_not(
-    tmp_path: Path, vfio: bool, iommu: bool, said_of_it: str
+    kernel: Kernel, tmp_path: Path, vfio: bool, iommu: bool, said_of_it: str
 ) -> None:
-    kernel = two_nics()
     kernel.tree.put(f"{PCI}/{PF0}/sriov_drivers_autoprobe", "0")
     kernel.sriov.set_count(PF0, 1)
     (vf,) = vf_addresses(kernel.files, PF0).values()
@@ -196,9 +193,8 @@ def test_a_vf_without_a_driver_is_bound_to_vfio_or_it_is_said_why_not(
     ],
 )
 def test_channels_that_a_driver_does_not_have_are_named_with_those_it_has(
-    tmp_path: Path, separate: bool, wanted: dict[str, int], instead: dict[str, int]
+    kernel: Kernel, tmp_path: Path, separate: bool, wanted: dict[str, int], instead: dict[str, int]
 ) -> None:
-    kernel = two_nics()
     kernel.ethtool.separate_only = {PF0} if separate else set()
     result = Node(kernel, tmp_path / "originals.json").follow({"channels": wanted})
     assert not is_ready(result.conditions)

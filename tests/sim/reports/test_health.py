@@ -3,6 +3,7 @@
 import pytest
 
 from agent.report.verdict import is_ready
+from tests.sim.passes import nic
 from tests.sim.readiness import Node
 from tests.sim.two_nics import NAME0, PF0, PF1
 
@@ -104,7 +105,7 @@ def test_a_card_whose_driver_has_given_up_all_devices_is_named_from_the_first_pa
     kernel = node.kernel
     kernel.lose_netdev(PF0)
     kernel.set_driver(PF0, "mlx5_core")
-    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "rdma": {}}]}
+    node.more = {"nics": [nic("rail0", PF0, rdma={})]}
     conditions = node.look()
     assert not is_ready(conditions.values())
     assert conditions["NicsPresent"].status == "True"
@@ -115,7 +116,7 @@ def test_a_card_whose_driver_has_given_up_all_devices_is_named_from_the_first_pa
 
 def test_a_roce_function_whose_netdev_is_in_a_pod_is_not_taken_for_one_without(node: Node) -> None:
     node.kernel.rdma.add(PF0, "bnxt_re0", NAME0)
-    node.more = {"nics": [{"name": "rail0", "select": {"pci": PF0}, "mtu": 9000, "rdma": {}}]}
+    node.more = {"nics": [nic("rail0", PF0, mtu=9000, rdma={})]}
     assert is_ready(node.look().values())
     node.kernel.move_away(PF0)
     node.last = None

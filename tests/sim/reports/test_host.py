@@ -11,12 +11,12 @@ from agent.report.verdict import is_ready
 from agent.spec.ranges import parse_ranges
 from tests.sim import hugepages, passes
 from tests.sim.kernel import Kernel
-from tests.sim.passes import spec_of
+from tests.sim.passes import nic, spec_of
 from tests.sim.readiness import Node
 from tests.sim.two_nics import NAME0, PF0, two_nics
 
 NET = "/sys/class/net"
-ON_NODE_0 = {"name": "rail0", "select": {"pci": PF0}}
+ON_NODE_0 = nic("rail0", PF0)
 
 
 def settle(kernel: Kernel, last: Pass | None = None, nics: Any = (ON_NODE_0,), **more: Any) -> Pass:
@@ -136,8 +136,7 @@ def test_a_queue_that_a_pod_s_netdev_gets_later_is_steered_too() -> None:
         pytest.param([{"size": "2M", "count": 16, "numa_node": 1}], id="talos-3046"),
     ],
 )
-def test_huge_pages_are_there_after_the_first_pass(pools: list[dict[str, Any]]) -> None:
-    kernel = two_nics()
+def test_huge_pages_are_there_after_the_first_pass(kernel: Kernel, pools: list[dict[str, Any]]) -> None:
     assert is_ready(settle(kernel, hugepages=pools).conditions)
     for pool in pools:
         size = {"2M": 2048, "1G": 1048576}[pool["size"]]
@@ -146,9 +145,8 @@ def test_huge_pages_are_there_after_the_first_pass(pools: list[dict[str, Any]]) 
         assert sum(int(kernel.files.read(path)) for path in paths) == pool["count"]
 
 
-def test_huge_pages_that_memory_lacks_at_first_are_there_later() -> None:
+def test_huge_pages_that_memory_lacks_at_first_are_there_later(kernel: Kernel) -> None:
     """The first write to a node's pool reserves fewer than it was told to (performance-addon-operators 279)."""
-    kernel = two_nics()
     pools = [{"size": "2M", "count": 20, "numa_node": 0}, {"size": "2M", "count": 4, "numa_node": 1}]
     kernel.memory = hugepages.Memory({2048: 12, 1048576: 0})
     short = settle(kernel, hugepages=pools)
@@ -162,8 +160,7 @@ def test_huge_pages_that_memory_lacks_at_first_are_there_later() -> None:
     assert [kernel.files.read(path) for path in paths] == ["20", "4"]
 
 
-def test_a_size_that_a_kernel_with_pages_of_64_kb_does_not_have_is_named_with_those_it_has() -> None:
-    kernel = two_nics()
+def test_a_size_that_a_kernel_with_pages_of_64_kb_does_not_have_is_named_with_those_it_has(kernel: Kernel) -> None:
     for folder in (hugepages.ALL, *(f"{hugepages.NODE}/node{node}/hugepages" for node in (0, 1))):
         kernel.tree.remove(f"{folder}/hugepages-1048576kB")
         for size in (524288, 16777216):
@@ -213,8 +210,7 @@ def test_a_kubelet_that_has_counted_other_huge_pages_is_named_until_it_restarts(
         pytest.param({"containerd": -1}, "Unlimited", id="gardenlinux-170"),
     ],
 )
-def test_a_runtime_that_limits_locked_memory_is_named(limits: dict[str, int], reason: str) -> None:
-    kernel = two_nics()
+def test_a_runtime_that_limits_locked_memory_is_named(kernel: Kernel, limits: dict[str, int], reason: str) -> None:
     kernel.host.locked_memory = limits
     condition = Node(kernel).look()["ContainerMemlock"]
     assert condition.reason == reason
@@ -248,8 +244,7 @@ def test_a_kubelet_that_restarts_makes_the_node_unready_only_if_its_socket_stays
     assert (lost.status, lost.reason, lost.severity) == ("False", "NoSocket", "required")
 
 
-def test_what_is_no_netdev_beside_the_netdevs_is_passed_over() -> None:
-    kernel = two_nics()
+def test_what_is_no_netdev_beside_the_netdevs_is_passed_over(kernel: Kernel) -> None:
     kernel.add_virtual("bond0")
     kernel.tree.put(f"{NET}/bonding_masters", "bond0\n")
     result = settle(kernel, rps={"netdevs": [{"match": "bond*"}]})

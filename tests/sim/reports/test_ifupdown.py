@@ -4,6 +4,7 @@ import pytest
 
 from agent.engine.converge import Pass
 from tests.sim.engine.one_nic import wanting
+from tests.sim.kernel import Kernel
 from tests.sim.passes import settle
 from tests.sim.two_nics import MAC0, NAME0, PF0, two_nics
 
@@ -53,9 +54,8 @@ def test_a_netdev_of_ifupdown_gets_no_address_of_the_agent(files: dict[str, str]
 
 
 @pytest.mark.parametrize("kind", [pytest.param("", id="fedora-coreos-tracker-1383"), "bond"])
-def test_a_netdev_below_another_one_leaves_the_addresses_to_that(kind: str) -> None:
+def test_a_netdev_below_another_one_leaves_the_addresses_to_that(kernel: Kernel, kind: str) -> None:
     """On Azure a VF is below a netdev of hv_netvsc, and no kind of master is known of it."""
-    kernel = two_nics()
     kernel.enslave(PF0, "eth0", kind)
     nic = {"name": "rail0", "select": {"pci": PF0}, "rail": 0, "addresses": [ADDRESS]}
     made = settle(kernel, wanting(nic))

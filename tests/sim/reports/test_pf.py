@@ -11,17 +11,17 @@ from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from tests.sim.engine.one_nic import Node, is_settled
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.passes import condition
+from tests.sim.passes import condition, nic
 from tests.sim.readiness import Node as Probed
 from tests.sim.refusing import refusing
-from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1, two_nics
+from tests.sim.two_nics import MAC0, MAC1, NAME0, NAME1, PF0, PF1
 
 IRQ = "smp_affinity_list"
 
 
 def with_vfs(kernel: Kernel) -> Probed:
     """A node with probes, and two VFs of the first NIC."""
-    return Probed(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 2}}]})
+    return Probed(kernel, more={"nics": [nic("rail0", PF0, vfs={"count": 2})]})
 
 
 # --- selection -----------------------------------------------------------------------------------------------------
@@ -183,9 +183,8 @@ def test_the_queues_interrupts_are_found_by_the_names_that_a_driver_gives_them(
     assert set(affinities) <= {"0", "1", "0-1"}
 
 
-def test_a_vf_whose_driver_never_gets_an_answer_of_its_pf_is_named() -> None:
+def test_a_vf_whose_driver_never_gets_an_answer_of_its_pf_is_named(kernel: Kernel) -> None:
     """iavf tries again and again, and makes no netdev (ethernet-linux-i40e 26)."""
-    kernel = two_nics()
     probed = with_vfs(kernel)
     probed.look()
     kernel.lose_netdev(vf_addresses(kernel.files, PF0)[1])
@@ -229,9 +228,8 @@ def test_vfs_that_are_there_only_after_their_number_are_configured_then(node: No
     assert [each.vlan for each in node.kernel.vfs(PF0)] == [7, 7, 7]
 
 
-def test_a_vf_that_is_nowhere_after_its_pod_is_named() -> None:
+def test_a_vf_that_is_nowhere_after_its_pod_is_named(kernel: Kernel) -> None:
     """It is bound to iavf, and no network namespace has its netdev (sriov-cni 349)."""
-    kernel = two_nics()
     probed = with_vfs(kernel)
     probed.look()
     vf = vf_addresses(kernel.files, PF0)[1]
@@ -248,9 +246,8 @@ def test_a_vf_that_is_nowhere_after_its_pod_is_named() -> None:
 @pytest.mark.parametrize(
     ("lasts", "reason"), [pytest.param(1, "NetdevUnstable", id="ethernet-linux-ice-57"), (40, "AllCreated")]
 )
-def test_a_vf_whose_driver_creates_ever_new_netdevs_is_named(lasts: int, reason: str) -> None:
+def test_a_vf_whose_driver_creates_ever_new_netdevs_is_named(kernel: Kernel, lasts: int, reason: str) -> None:
     """Its PF refuses what iavf asks for, and iavf removes the netdev and begins anew."""
-    kernel = two_nics()
     probed = with_vfs(kernel)
     probed.look()
     vf = vf_addresses(kernel.files, PF0)[1]

@@ -10,6 +10,7 @@ from agent.hardware.rdma import Reader
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.readiness import Node
 from tests.sim.refusing import refusing
 from tests.sim.two_nics import IPOIB, NAME0, PF0
@@ -20,7 +21,7 @@ V4 = "0000:0000:0000:0000:0000:ffff:0a00:000b"
 V4_LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:a9fe:0a01"
 ZERO = ":".join(["0000"] * 8)
 ULA = "fd93:0000:0000:0000:0000:0000:0000:0001"
-OF_PF = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"gid_type": "RoCE v2"}}
+OF_PF = nic("rail0", PF0, rdma={"gid_type": "RoCE v2"})
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_an_infiniband_card_whose_rdma_driver_is_not_loaded_is_named_with_the_re
     """The initramfs has mlx5_core and no mlx5_ib, and without it there is no IPoIB netdev (rdma-core 818)."""
     kernel = Kernel()
     kernel.add_nic(PF0, "", "02:00:00:00:01:00", driver="mlx5_core", ids=("020700", "15b3", "1021"))
-    node = Node(kernel, more={"nics": [{"name": "rail0", "select": {"pci": PF0}, "rdma": {}}]})
+    node = Node(kernel, more={"nics": [nic("rail0", PF0, rdma={})]})
     seen = node.look()
     assert "load the RDMA driver of mlx5_core" in seen["RdmaDevices"].message
     assert node.last is not None

@@ -8,6 +8,7 @@ import pytest
 from agent.report.verdict import is_ready
 from cli.inspection import inspect
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.readiness import Node as Probed
 from tests.sim.two_nics import IPOIB, NAME0, NAME1, PF0, PF1, two_nics
 
@@ -61,9 +62,8 @@ def test_an_address_that_another_program_takes_away_is_back_with_its_gid() -> No
     ],
 )
 def test_a_device_that_can_have_no_roce_gid_is_named_with_the_reason(
-    made: dict[str, Any], gids: bool, named: str
+    kernel: Kernel, made: dict[str, Any], gids: bool, named: str
 ) -> None:
-    kernel = two_nics()
     kernel.rdma.add(PF0, "mlx5_0", NAME0 if gids else None, **made)
     nic = {"name": "rail0", "select": {"pci": PF0}, "rdma": {"gid_type": "RoCE v2"}}
     judged = Probed(kernel, more={"nics": [nic]}).look()["RdmaPorts"]
@@ -73,9 +73,8 @@ def test_a_device_that_can_have_no_roce_gid_is_named_with_the_reason(
 
 
 @pytest.mark.parametrize("down", [pytest.param(0, id="sichek-98"), 9])
-def test_of_the_ports_of_planes_those_that_do_roce_count(down: int) -> None:
+def test_of_the_ports_of_planes_those_that_do_roce_count(kernel: Kernel, down: int) -> None:
     """Of twelve ports of a ConnectX-8 with four planes, all but 3, 6, 9 and 12 are disabled (sichek 98)."""
-    kernel = two_nics()
     kernel.rdma.add(PF0, "roce_r0", None, state="DOWN", other_ports=[(None, "Ethernet", "100 Gb/sec (1X NDR)")] * 11)
     for number in range(1, 13):
         port = f"/sys/class/infiniband/roce_r0/ports/{number}"
@@ -92,11 +91,10 @@ def test_of_the_ports_of_planes_those_that_do_roce_count(down: int) -> None:
     assert [port.number for port in inspect(kernel.machine()).functions[0].rdma[0].ports] == [3, 6, 9, 12]
 
 
-def test_ports_of_one_card_may_be_ethernet_or_infiniband() -> None:
+def test_ports_of_one_card_may_be_ethernet_or_infiniband(kernel: Kernel) -> None:
     """In Ethernet mode a port looks like one of InfiniBand that no subnet manager has seen (prometheus/procfs 700)."""
-    kernel = two_nics()
     kernel.rdma.add(PF0, "mlx5_0", NAME0)
-    wanted: dict[str, Any] = {"name": "rail0", "select": {"pci": PF0}, "rdma": {}}
+    wanted: dict[str, Any] = nic("rail0", PF0, rdma={})
     assert is_ready(Probed(kernel, more={"nics": [wanted]}).look().values())
     wanted["rdma"] = {"link_layer": "InfiniBand"}
     judged = Probed(kernel, more={"nics": [wanted]}).look()
@@ -105,13 +103,12 @@ def test_ports_of_one_card_may_be_ethernet_or_infiniband() -> None:
 
 
 @pytest.mark.parametrize(("given", "ready"), [({"required": False}, True), ({}, False)])
-def test_a_port_that_is_down_by_design_does_not_matter(given: dict[str, Any], ready: bool) -> None:
+def test_a_port_that_is_down_by_design_does_not_matter(kernel: Kernel, given: dict[str, Any], ready: bool) -> None:
     """The second port of a card, which a cloud leaves without a network (NVSentinel 1361)."""
-    kernel = two_nics()
     kernel.rdma.add(PF0, "mlx5_0", NAME0)
     kernel.rdma.add(PF1, "mlx5_1", NAME1, state="DOWN")
     kernel.carriers.lose(PF1, slow=True)
-    nics = [{"name": f"rail{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, PF1))]
+    nics = [nic(f"rail{n}", pf, rdma={}) for n, pf in enumerate((PF0, PF1))]
     assert is_ready(Probed(kernel, more={"nics": nics[:1]}).look().values())
     judged = Probed(kernel, more={"nics": [nics[0], nics[1] | given]}).look()
     assert is_ready(judged.values()) is ready

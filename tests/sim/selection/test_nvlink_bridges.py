@@ -10,7 +10,7 @@ from agent.hardware.functions import Asked, discover
 from agent.state.scope import own
 from cli.as_inventory import derive_inventory
 from tests.sim.kernel import PCI, Kernel
-from tests.sim.passes import settle, spec_of
+from tests.sim.passes import nic, settle, spec_of
 
 RAILS = ("0000:18:00.0", "0000:40:00.0")
 BRIDGE = "0000:3a:00.0"
@@ -58,7 +58,7 @@ def readings(kernel: Kernel) -> list[str]:
 
 def test_an_entry_for_each_nic_of_a_kind_leaves_the_bridge_out(kernel: Kernel) -> None:
     assert names(settle(kernel, spec_of(EACH))) == {RAILS[0]: "rail0", RAILS[1]: "rail1"}
-    alone = {"name": "bridge", "select": {"pci": BRIDGE}}
+    alone = nic("bridge", BRIDGE)
     assert names(settle(kernel, spec_of(EACH, alone))) == {RAILS[0]: "rail0", RAILS[1]: "rail1", BRIDGE: "bridge"}
 
 
@@ -67,7 +67,7 @@ def test_the_product_data_are_read_once_a_function_and_only_for_such_an_entry(ke
         kernel.add_nic(pci, f"eth{pci[6]}", f"02:00:00:00:0{pci[6]}:00")
         kernel.tree.put(f"{PCI}/{pci}/vendor", vendor)
         kernel.tree.put(f"{PCI}/{pci}/class", kind)
-    settle(kernel, spec_of({"name": "rail0", "select": {"pci": RAILS[0]}}))
+    settle(kernel, spec_of(nic("rail0", RAILS[0])))
     assert readings(kernel) == []
     result = settle(kernel, spec_of(EACH))
     assert readings(kernel) == [RAILS[0], BRIDGE, RAILS[1]]

@@ -17,6 +17,7 @@ from agent.machine import Event, EventSource
 from agent.report.history import read as read_history
 from agent.report.records import Report, from_plain
 from agent.service.activity import View
+from tests.sim.passes import nic
 from tests.sim.readiness import Node
 from tests.sim.two_nics import PF0, PF1
 
@@ -129,12 +130,10 @@ def disturb(node: Node, announced: Announced, function: str) -> None:
 
 
 def one(mtu: int, **more: object) -> str:
-    return json.dumps({"node_name": "n1", "nics": [{"name": "a", "select": {"pci": PF0}, "mtu": mtu, **more}]})
+    return json.dumps({"node_name": "n1", "nics": [nic("a", PF0, mtu=mtu, **more)]})
 
 
 def both(mtu: int) -> str:
     """Both NICs, the second with the same MTU in each such spec."""
-    nics = [
-        {"name": name, "select": {"pci": pf}, "mtu": each} for name, pf, each in (("a", PF0, mtu), ("b", PF1, 9000))
-    ]
+    nics = [nic(name, pf, mtu=each) for name, pf, each in (("a", PF0, mtu), ("b", PF1, 9000))]
     return json.dumps({"node_name": "n1", "nics": nics})

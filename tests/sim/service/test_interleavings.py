@@ -31,6 +31,7 @@ from agent.service.spec_in_force import SpecInForce
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.seams import seen
 from tests.sim.service.running import Announced
 from tests.sim.two_nics import PF0, PF1, two_nics
@@ -197,8 +198,8 @@ def bare(*nics: object) -> NodeSpec:
 
 
 def two(**more: object) -> NodeSpec:
-    a = {"name": "a", "select": {"pci": PF0}, "mtu": 9000}
-    return bare(a, {"name": "b", "select": {"pci": PF1}, "mtu": 1500, **more})
+    a = nic("a", PF0, mtu=9000)
+    return bare(a, nic("b", PF1, mtu=1500, **more))
 
 
 def nothing(outside: Outside) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
+from tests.sim.passes import nic
 from tests.sim.refusing import refusing
 from tests.sim.service.specs import PF, Agent, refuse_five, spec
 from tests.sim.two_nics import PF1
@@ -158,8 +159,8 @@ def test_each_state_becomes_what_the_table_says(agent: Agent, before: str, event
 
 
 def two(count: int, mtu: int, **more: object) -> NodeSpec:
-    first = {"name": "a", "select": {"pci": PF}, "vfs": {"count": count}, **more}
-    return from_mapping({"node_name": "n1", "nics": [first, {"name": "b", "select": {"pci": PF1}, "mtu": mtu}]})
+    first = nic("a", PF, vfs={"count": count}, **more)
+    return from_mapping({"node_name": "n1", "nics": [first, nic("b", PF1, mtu=mtu)]})
 
 
 def hangs(agent: Agent) -> None:
@@ -181,7 +182,7 @@ def test_a_new_spec_for_the_other_nics_comes_into_force_whatever_one_nic_lacks(
     agent.give(two(3, 1500))
     agent.look()
     first_nic(agent)
-    without = from_mapping({"node_name": "n1", "nics": [{"name": "b", "select": {"pci": PF1}, "mtu": 3000}]})
+    without = from_mapping({"node_name": "n1", "nics": [nic("b", PF1, mtu=3000)]})
     for mtu, given in ((9000, two(3, 9000)), (4000, two(3, 4000, required=False)), (3000, without)):
         agent.give(given)
         assert (agent.in_force.spec, agent.in_force.refusal) == (given, "")
@@ -283,7 +284,7 @@ def test_a_spec_of_which_a_part_waits_is_no_more_tried_and_not_verified(agent: A
 def test_a_spec_that_changes_what_an_entry_leaves_out_is_refused_for_what_the_entry_lacks(agent: Agent) -> None:
     def wanting(mtu: int) -> NodeSpec:
         others = {"driver": "igb", "each": True, "min": 1, "without": ["a"]}
-        nics = [{"name": "a", "select": {"pci": PF}, "mtu": mtu}, {"name": "rail{index}", "select": others}]
+        nics = [nic("a", PF, mtu=mtu), {"name": "rail{index}", "select": others}]
         return from_mapping({"node_name": "n1", "nics": nics})
 
     agent.give(wanting(1500))

@@ -18,7 +18,7 @@ from agent.service.activity import View
 from agent.service.apply_socket import Progress, ask
 from agent.spec.node import PROBES
 from tests.contract.asking import soon
-from tests.sim.passes import condition
+from tests.sim.passes import condition, nic
 from tests.sim.readiness import Node, writer
 from tests.sim.refusing import refusing
 from tests.sim.service.running import STUCK, Announced, Endless, Reload, Worker, both, disturb, lower_mtu, one
@@ -29,15 +29,7 @@ NEVER = 10**9
 OFF = {name: {"severity": "off"} for name in PROBES}
 """The settings of all probes."""
 
-OPTIONAL = json.dumps(
-    {
-        "node_name": "n1",
-        "nics": [
-            {"name": "a", "select": {"pci": PF0}, "mtu": 9000},
-            {"name": "b", "select": {"pci": PF1}, "mtu": 9000, "required": False},
-        ],
-    }
-)
+OPTIONAL = json.dumps({"node_name": "n1", "nics": [nic("a", PF0, mtu=9000), nic("b", PF1, mtu=9000, required=False)]})
 
 
 def results(folder: Path) -> list[Progress]:
@@ -48,12 +40,7 @@ def results(folder: Path) -> list[Progress]:
 
 @pytest.mark.parametrize("required", [False, True])
 def test_while_events_wait_ready_is_postponed_or_if_one_of_a_required_nic_is_overdue_not_published(
-    node: Node,
-    announced: Announced,
-    worker: Worker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    required: bool,
+    node: Node, announced: Announced, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, required: bool
 ) -> None:
     """The latter however often it was postponed."""
     monkeypatch.setattr(loop_module, "POSTPONED", 0 if required else NEVER)
