@@ -74,8 +74,6 @@ def init(site: Path) -> None:
             write_atomically(path, text, 0o644)
         except OSError as error:
             raise click.ClickException(f"{path} cannot be written: {error.strerror}; give another folder") from None
-        except UnicodeError:
-            raise click.ClickException(f"{path} cannot be written in this locale; set LC_ALL=C.UTF-8") from None
         click.echo(f"{path} is written")
     click.echo(
         f"next: write your servers into {root / 'inventories/prod.py'}, and their NICs into group_data/servers.py"
