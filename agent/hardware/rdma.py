@@ -26,9 +26,9 @@ CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
 NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
 RAW = "raw packets"
-# The rates of faster ports: of drivers that call ib_get_eth_speed (before Linux 6.6; later if they name no lanes), of mlx5, and
-# of bnxt_re in Linux 6.3, which asked once, perhaps when the link was still down (bnxt_re_ib_init).
-GUESSED = ("100 Gb/sec (4X EDR)", "40 Gb/sec (4X QDR)", "2.5 Gb/sec (1X SDR)")
+# How the rates of faster ports end: of drivers that call ib_get_eth_speed (before Linux 6.6; later if they name no lanes, or
+# lanes of 200 Gbit/s), of mlx5, and of bnxt_re in Linux 6.3, which asked once, perhaps with the link down (bnxt_re_ib_init).
+GUESSED = ("100 Gb/sec (4X EDR)", "40 Gb/sec (4X QDR)", "X SDR)")
 Family = Literal["IPv4", "IPv6"]
 # 169.254.0.0/16 and fe80::/10
 LINK_LOCAL = ("169.254.", "fe8", "fe9", "fea", "feb")
@@ -59,7 +59,7 @@ class RdmaPort:
 
     ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the kernel's
     words. ``netdev`` is that of its first GID (gid_attrs/ndevs), and ``bonded`` its members, if it is a bond (RoCE LAG).
-    ``speed`` is the netdev's in Mbit/s, if ``rate`` is :data:`GUESSED`. ``pkeys`` are partition keys, as far as they were read.
+    ``speed``: the netdev's in Mbit/s, if ``rate`` ends as :data:`GUESSED`. ``pkeys``: partition keys, as far as they were read.
     ``lid``, ``lmc`` and ``sm_lid`` are the files lid, lid_mask_count and sm_lid: what an InfiniBand subnet manager gave the
     port, 0 before that and on Ethernet. :meth:`Reader.detailed` reads them; ``sm_lid`` of InfiniBand is always read.
     """
@@ -295,7 +295,7 @@ class Reader:
             state=self._text(f"{path}/state").partition(": ")[2] or None,
             physical_state=self._text(f"{path}/phys_state").partition(": ")[2] or None,
             rate=rate or None,
-            speed=whole(self._text(f"{NET}/{netdev}/speed") if rate in GUESSED else "") or 0,
+            speed=whole(self._text(f"{NET}/{netdev}/speed") if rate.endswith(GUESSED) else "") or 0,
             sm_lid=_number(self._text(f"{path}/sm_lid")) if link_layer == "InfiniBand" else None,
         )
 

@@ -64,8 +64,9 @@ def read_topology(machine: Machine, owners: CpuOwners = NOBODY) -> Topology:
     for id in online:
         # The last index is the last level. A last-level cache never spans sockets.
         caches = [name for name in names_in(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
-        core = ranges(files, f"{CPU}/cpu{id}/topology/core_cpus_list")
+        siblings = (ranges(files, f"{CPU}/cpu{id}/topology/{name}_list") for name in ("core_cpus", "thread_siblings"))
+        core = next(filter(None, siblings), (id,))  # before Linux 5.3 the file has only the second name
         llc = ranges(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list") if caches else ()
         node = node_of.get(id, 0)
-        cpus[id] = Cpu(id, node, core[0] if core else id, llc[0] if llc else node)
+        cpus[id] = Cpu(id, node, core[0], llc[0] if llc else node)
     return Topology(cpus, frozenset().union(*isolated), distances, read_owners(files, owners))

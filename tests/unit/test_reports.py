@@ -9,7 +9,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROWS = json.loads((ROOT / "docs/campaign/reports.json").read_text())["runs"]
-REPORT = re.compile(r"\[([\w.-]+/[\w.-]+ \d+)\]\(https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+\)")
+REPORT = re.compile(
+    r"\[[\w.-]+/[\w.-]+ (\d+|(?P<commit>[0-9a-f]{12}))\]"
+    r"\(https://github\.com/[\w.-]+/[\w.-]+/(?(commit)commit/[0-9a-f]{12}|(issues|pull)/\d+)\)"
+)
 
 
 def test_each_report_is_there_once_and_has_its_address() -> None:
