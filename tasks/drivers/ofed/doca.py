@@ -21,7 +21,7 @@ from tasks.common.failures import NodeError
 from tasks.common.texts import HEADER, written
 from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.host import kernel
-from tasks.packages import Family, OperatingSystem, dkms, vendor_repository
+from tasks.packages import Family, OperatingSystem, dkms, installed, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
 
 NVIDIA = "https://linux.mellanox.com/public/repo/doca"
@@ -37,6 +37,9 @@ PREFERENCES = "/etc/apt/preferences.d/trackbed-doca"
 LEFTOVERS = (PREFERENCES, *vendor_repository.files_of(REPOSITORY))
 RELEASE = re.compile(r"\d+\.\d+\.\d+")
 VERSION = re.compile(RELEASE.pattern + r"[a-zA-Z0-9.+:~^_-]*")
+
+CANONICAL = re.compile(r"doca-ofed-userspace-\d.*")
+"""Packages of Canonical's DOCA-OFED, for Ubuntu 26.04. NVIDIA's have no version in their names."""
 
 Profile = Literal["doca-ofed", "doca-roce", "doca-host-basic", "doca-networking", "doca-all"]
 
@@ -96,7 +99,7 @@ PREFERRED = f"{HEADER}Package: {' '.join(LIBRARIES)}\nPin: version /mlnx/\nPin-P
 
 def install(wanted: Doca, family: Family, repository: Repository) -> None:
     """Deploy code: add the repository, and install and hold the profile."""
-    no_bundle(name="No MLNX_OFED")
+    no_other(name="No other OFED", family=family)
     vendor_repository.configure(REPOSITORY, repository, family)
     if family == "debian":
         written(name="The vendor's rdma-core is preferred", path=PREFERENCES, text=PREFERRED)
@@ -129,13 +132,21 @@ def headers() -> Commands:
 
 
 @operation()
-def no_bundle() -> Commands:
-    """Fail beside MLNX_OFED: its packages are held, and NVIDIA has it removed before DOCA-OFED is installed (DOCA's manual)."""
+def no_other(family: Family) -> Commands:
+    """Fail beside MLNX_OFED, whose packages are held, and beside Canonical's DOCA-OFED: the vendors have each removed first.
+
+    From DOCA's manual, and documentation.ubuntu.com/server/how-to/networking/install-doca-ofed.
+    """
     have = host.get_fact(mlnx_ofed.InstalledBundle)
     if have.current.startswith("MLNX_OFED_LINUX-"):
         yield refuse(
             f"ofed: the source is doca, but {have.current.rstrip(':')} is installed; drain the node, remove it "
             "(`/usr/sbin/ofed_uninstall.sh --force`), reboot, and deploy again"
+        )
+    elif others := sorted(filter(CANONICAL.fullmatch, installed(family))):
+        yield refuse(
+            f"ofed: the source is doca, but Canonical's DOCA-OFED is installed ({', '.join(others)}); drain the node, remove "
+            "these packages and what they brought (`apt autoremove`), reboot, and deploy again"
         )
 
 

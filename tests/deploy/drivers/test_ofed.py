@@ -243,6 +243,20 @@ def test_doca_is_refused_beside_mlnx_ofed_whoever_installed_it(node: Node, curre
     assert all("MLNX_OFED_LINUX-24.10-1.1.4.0 is installed" in refusal for refusal in refusals)
 
 
+@pytest.mark.parametrize(
+    ("package", "refused"),
+    [
+        pytest.param("doca-ofed-userspace-3.4", True, id="ubuntu-server-documentation-720"),
+        pytest.param("doca-ofed-userspace", False, id="nvidia"),
+    ],
+)
+def test_doca_is_refused_beside_canonicals(node: Node, package: str, refused: bool) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    result = node.deploy(ofed.install, on({**stack(), **BUILT, **dpkg(*DEBS, package), BUNDLE: ["none", "none"]}))
+    refusals = result.commands[f"{OPS}No other OFED"]
+    assert [f"is installed ({package}); drain the node" in each for each in refusals] == [True] * refused
+
+
 def test_doca_without_kernel_headers_installs_nothing(node: Node) -> None:
     result = node.deploy(ofed.install, on({**NO_STACK, HEADERS: []}), ofed={"doca": DOCA})
     assert result.failed
