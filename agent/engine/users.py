@@ -88,7 +88,7 @@ def users(
     pci = targets(machine.files, address) if among is None else _existing(machine, among)
     files = machine.files
     by_part = {target: parts.netdevs(files, each) for target, each in pci.items()} if complete else {}
-    names = [(target, name) for target, found in by_part.items() for name in dict.fromkeys(chain(*found.values()))]
+    names = [(target, name) for target, found in by_part.items() for name in chain(*found.values())]
     away = [(target, part) for target, found in by_part.items() for part, each in found.items() if part and not each]
     bonds = {target: _lag(files, function) for target, function in pci.items() if not is_vf(target)}
     functions = _Functions(pci, names, away, {target: bond for target, bond in bonds.items() if bond is not None})

@@ -23,20 +23,19 @@ def _auxiliary(pci: str, names: list[str]) -> list[str]:
 
 
 def own_netdev(files: Files, pci: str) -> str | None:
-    """The netdev of a function. virtio_net makes the netdev for a virtio device in the function's folder."""
-    if (own := netdev(files, pci)) is not None:
-        return own
-    children = virtio_children(names_in(files, f"{PCI}/{pci}"))
-    return next((name for child in children for name in names_in(files, f"{PCI}/{pci}/{child}/net")), None)
+    """The netdev of a function, or of its device on the virtio bus."""
+    of_parts = netdevs(files, pci).items()
+    return next((name for part, names in of_parts if not AUXILIARY.fullmatch(part) for name in names), None)
 
 
 def netdevs(files: Files, pci: str) -> dict[str, list[str]]:
     """The netdevs in the host's network namespace of a function and of its parts, which have the same port.
 
-    They are by the part's name, and the function's own by an empty one. A part without any has one elsewhere. Of a vDPA device
-    virtio_vdpa makes a virtio device, beside it (virtio_vdpa_probe, drivers/virtio/virtio_vdpa.c).
+    They are by the part's name, and the function's own by an empty one. A part without any has one elsewhere. virtio_net makes
+    the netdev for a virtio device. Of a vDPA device virtio_vdpa makes such a device, beside it (virtio_vdpa_probe,
+    drivers/virtio/virtio_vdpa.c).
     """
-    own = own_netdev(files, pci)
+    own = netdev(files, pci)
     entries = names_in(files, f"{PCI}/{pci}")
     folders = {part: names_in(files, part) for part in _auxiliary(pci, entries)}
     found = {part: names_in(files, f"{part}/net") for part, names in folders.items() if _has_netdev(files, part, names)}

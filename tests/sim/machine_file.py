@@ -162,6 +162,7 @@ def _add_function(kernel: Kernel, function: Facts, number: int) -> None:
         kernel.tree.link(f"{folder}/device", f"../../../{virtio}")
         kernel.tree.folder(f"{folder}/device/net")
         kernel.tree.folder(f"{PCI}/{address}/{virtio}/net/{each.link.name}")
+        kernel.tree.link(f"{PCI}/{address}/{virtio}/driver", "../../../bus/virtio/drivers/virtio_net")
     if not total:
         for file in ("sriov_totalvfs", "sriov_numvfs", "sriov_drivers_autoprobe"):
             kernel.tree.remove(f"{PCI}/{address}/{file}")

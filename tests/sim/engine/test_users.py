@@ -98,6 +98,7 @@ def test_the_netdev_of_virtio_has_users(kernel: Kernel) -> None:
     kernel.tree.remove(f"{folder}/net")
     kernel.set_driver(PF, "virtio-pci")
     kernel.tree.folder(f"{folder}/virtio3/net/enp33s0")
+    kernel.tree.link(f"{folder}/virtio3/driver", "../../../bus/virtio/drivers/virtio_net")
     assert users_of(kernel) == before
 
 
