@@ -21,7 +21,7 @@ from agent.machine import Files, Link, Machine
 from agent.report.reasons import LOG_IF_LOADED
 from agent.report.records import Change, Disruption, Value
 from agent.report.target import is_vf
-from agent.spec.nic import LinkState, Nic, VfAttributes
+from agent.spec.nic import Nic, VfAttributes
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -119,7 +119,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     for address, nic in sorted(want.nics.items()):
         link_status: LinkStatus | None = have[NAME].get(address, {}).get(address)
         changes += _plan_without_netdev(address, nic.nic, link_status)
-        changes += plan_link(NAME, address, link_status, nic.nic.mtu, nic.nic.state, nic.nic.txqueuelen)
+        changes += plan_link(NAME, address, link_status, nic.nic)
         if link_status is not None and link_status.link is not None and link_status.ready:
             missing = (
                 name for name in nic.nic.altnames if name not in (link_status.link.name, *link_status.link.altnames)
@@ -166,14 +166,7 @@ def _plan_without_netdev(address: str, nic: Nic, link_status: LinkStatus | None)
         )
 
 
-def plan_link(
-    kind: str,
-    target: str,
-    link_status: LinkStatus | None,
-    mtu: int | None,
-    state: LinkState | None,
-    txqueuelen: int | None,
-) -> list[Change]:
+def plan_link(kind: str, target: str, link_status: LinkStatus | None, wanted: Nic | VfAttributes) -> list[Change]:
     """The changes of one netdev; none while it is in another network namespace, or if its driver creates none."""
     if link_status is not None and not link_status.has_netdev:
         return []
@@ -185,6 +178,7 @@ def plan_link(
         remedy = "see `udevadm settle` and `systemctl status systemd-udevd`"
         return [Change(kind, target, UDEV_ENTRY, None, PRESENT, remedy=remedy, grace_period=UDEV_LATE)]
     link = link_status.link
+    mtu, state, txqueuelen = wanted.mtu, wanted.state, wanted.txqueuelen
     changes = []
     if mtu is not None and link.mtu != mtu:
         flaps = link.up and family_of(link_status.driver).mtu_flaps

@@ -59,7 +59,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 continue  # vfio-pci creates no netdev
             if status is not None and status.missing:
                 continue  # its netdev may come back by itself: see agent/probes/vf_netdevs.py
-            differing = links.plan_link(NAME, target, status, wanted.mtu, wanted.state, wanted.txqueuelen)
+            differing = links.plan_link(NAME, target, status, wanted)
             # A VF whose link_state is "disable" has no carrier for that reason.
             held = index in granted and granted[index].link_state == "disable"
             if status and not differing and not held and _is_stuck(status, have[links.NAME][address][address]):
