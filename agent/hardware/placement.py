@@ -94,9 +94,8 @@ def place(
         place_if_missing(key, kept[key])
     for key in sorted(fresh.keys() - placed.keys()):
         place_if_missing(key, fresh[key])
-    left = {
-        number: [cpu for cpu in cpus for _ in range(missing[number, cpu])] for number, cpus in _by_rank(pools, rank)
-    }
+    pool_of = {rank[key]: cpus for key, cpus in pools.items()}
+    left = {number: [cpu for cpu in cpus for _ in range(missing[number, cpu])] for number, cpus in pool_of.items()}
     for key in sorted(fresh.keys() - placed.keys(), reverse=True):
         placed[key] = left[rank[key]].pop()
     return placed
@@ -131,33 +130,22 @@ def _fresh(
     return placed
 
 
-def _by_rank(pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> list[tuple[int, Pool]]:
-    """The distinct pools, those with the fewest CPUs first."""
-    return sorted({rank[key]: pools[key] for key in pools}.items())
-
-
 class _Load:
     def __init__(self, topology: Topology) -> None:
-        self._cpus = topology.cpus
+        self.cpus = topology.cpus
+        self.llc: Counter[int] = Counter()
         self._core: Counter[int] = Counter()
-        self._llc: Counter[int] = Counter()
         self._cpu: Counter[int] = Counter()
 
     def add(self, id: int) -> None:
-        cpu = self._cpus[id]
+        cpu = self.cpus[id]
         self._core[cpu.core] += 1
-        self._llc[cpu.llc] += 1
+        self.llc[cpu.llc] += 1
         self._cpu[id] += 1
-
-    def llc(self, id: int) -> int:
-        return self._cpus[id].llc
-
-    def of_llc(self, llc: int) -> int:
-        return self._llc[llc]
 
     def on_its_cache(self, id: int, position: int) -> tuple[int, int, int]:
         """The sort key of a CPU among those of its cache, the least loaded first; ``position`` decides between equals."""
-        return self._core[self._cpus[id].core], self._cpu[id], position
+        return self._core[self.cpus[id].core], self._cpu[id], position
 
 
 class _Order:
@@ -172,7 +160,7 @@ class _Order:
         self._cpus = cpus
         self._heaps: dict[int, list[tuple[int, int, int]]] = {}
         for position, id in enumerate(cpus):
-            self._heaps.setdefault(load.llc(id), []).append(load.on_its_cache(id, position))
+            self._heaps.setdefault(load.cpus[id].llc, []).append(load.on_its_cache(id, position))
         for heap in self._heaps.values():
             heapify(heap)
 
@@ -182,7 +170,7 @@ class _Order:
             while heap[0] != (now := self._load.on_its_cache(self._cpus[heap[0][-1]], heap[0][-1])):
                 heapreplace(heap, now)
             core, cpu, position = heap[0]
-            candidate = core, cpu, self._load.of_llc(llc), position
+            candidate = core, cpu, self._load.llc[llc], position
             best = candidate if best is None else min(best, candidate)
         assert best is not None  # noqa: S101  a pool is never empty
         return self._cpus[best[-1]]
