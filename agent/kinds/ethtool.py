@@ -47,23 +47,23 @@ ETHTOOL_NAMES = {
 }
 
 
-def given(key: str) -> Callable[[WantedNic], Mapping[str, Asked]]:
-    """What the spec sets under a key for the netdevs of a PF and its VFs."""
+def given(key: str, names: Collection[str] = ()) -> Callable[[WantedNic], Mapping[str, Asked]]:
+    """What the spec sets under a key for the netdevs of a PF and its VFs; only the settings with these names, if any."""
 
     def of_nic(nic: WantedNic) -> Mapping[str, Asked]:
         settings = nic.settings(key)
         # A thousand VFs share a few records.
-        by_name = {id(each): _by_name(each) for each in settings.values()}
-        return {target: by_name[id(each)] for target, each in settings.items()}
+        by_name = {id(each): _by_name(each, names) for each in settings.values()}
+        return {target: asked for target, each in settings.items() if (asked := by_name[id(each)]) or not names}
 
     return of_nic
 
 
-def _by_name(settings: Any) -> Asked:
+def _by_name(settings: Any, names: Collection[str]) -> Asked:
     if not has(type(settings)):
         return dict(sorted(settings.items()))
     values = ((each.name, getattr(settings, each.name)) for each in fields(type(settings)))
-    return {name: value for name, value in values if value is not None}
+    return {name: value for name, value in values if value is not None and (not names or name in names)}
 
 
 def _read(group: Group) -> Callable[[Machine, str, Collection[str]], Read | None]:

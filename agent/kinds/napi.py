@@ -7,16 +7,15 @@ A file of the netdev sets all instances and those that come later, since Linux 6
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from agent.hardware.functions import NET, ifindex_of, netdev, pci_of
 from agent.hardware.sysfs import parsed, read_or
 from agent.kinds import links
 from agent.kinds.ethtool import given
-from agent.kinds.settings import Asked, Read, Settings, is_ready, of_netdev
+from agent.kinds.settings import Read, Settings, is_ready, of_netdev
 from agent.machine import Machine, Setting
-from agent.state.wanted import WantedNic
 
 FILES = {"defer_hard_irqs": "napi_defer_hard_irqs", "gro_flush_timeout": "gro_flush_timeout", "threaded": "threaded"}
 # Linux 5.12 has all files.
@@ -81,26 +80,21 @@ def _write(machine: Machine, target: str, wanted: Mapping[str, Any]) -> None:
                 machine.netlink.set_napi(napi, {setting: after})
 
 
-def _given(names: Collection[str]) -> Callable[[WantedNic], Mapping[str, Asked]]:
-    every = given("napi")
-
-    def of_nic(nic: WantedNic) -> Mapping[str, Asked]:
-        of_names = {
-            target: {name: value for name, value in asked.items() if name in names}
-            for target, asked in every(nic).items()
-        }
-        return {target: asked for target, asked in of_names.items() if asked}
-
-    return of_nic
-
-
 _PARTS: dict[str, Any] = {"read": _read, "write": _write}
 # A driver makes its instances anew with its queues.
 NAPI = Settings(
-    name="napi", after=("offloads",), given=_given(("defer_hard_irqs", "gro_flush_timeout")), usable=is_ready, **_PARTS
+    name="napi",
+    after=("offloads",),
+    given=given("napi", ("defer_hard_irqs", "gro_flush_timeout")),
+    usable=is_ready,
+    **_PARTS,
 )
 # The kernel sets these only of instances that are there.
 INSTANCES = Settings(
-    name="napi_instances", after=("napi",), given=_given(("irq_suspend_timeout", SWITCH)), usable=_is_up, **_PARTS
+    name="napi_instances",
+    after=("napi",),
+    given=given("napi", ("irq_suspend_timeout", SWITCH)),
+    usable=_is_up,
+    **_PARTS,
 )
 KINDS = (NAPI.kind(UNKNOWN_UNTIL=("vfs", "bindings")), INSTANCES.kind(UNKNOWN_UNTIL=("vfs", "bindings")))
