@@ -10,7 +10,6 @@ from attrs import field, frozen
 from agent.hardware.interrupts import MANAGEMENT, Irq
 from agent.hardware.load import Load, Move, balance, loads
 from agent.hardware.placement import Key, Pool, place, pool, without
-from agent.hardware.topology import Topology
 from agent.report.records import HOST
 from agent.report.target import device_of, is_vf, vf_index
 from agent.spec.ranges import parse_ranges
@@ -64,16 +63,12 @@ def _natural(target: str) -> tuple[str, int]:
 def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
     """The CPUs that may serve each wanted PF and its VFs, by the PF's address."""
     nodes = {address: nic.function.numa_node for address, nic in want.nics.items()}
-    excluded = want.spec.irqs.exclude_cpus
+    excluded = frozenset(parse_ranges(want.spec.irqs.exclude_cpus))
     return have.memo.get(
         "pools",
         (nodes, excluded, have.topology),
-        lambda: _pools(nodes, frozenset(parse_ranges(excluded)), have.topology),
+        lambda: {address: pool(have.topology, node, excluded) for address, node in nodes.items()},
     )
-
-
-def _pools(nodes: Mapping[str, int], excluded: frozenset[int], topology: Topology) -> dict[str, Pool]:
-    return {address: pool(topology, node, excluded) for address, node in nodes.items()}
 
 
 @frozen
