@@ -17,7 +17,7 @@ from attrs import evolve
 
 from agent.documents import load
 from agent.driver_families import is_passed_through
-from agent.hardware.functions import driver, pci_of
+from agent.hardware.functions import driver, is_away, pci_of
 from agent.hardware.interrupts import MANAGEMENT, Irq, function_irqs, hint
 from agent.hardware.load import Load
 from agent.hardware.placement import Key
@@ -36,7 +36,6 @@ from agent.kinds.irq_placement import (
     placement,
     pools,
 )
-from agent.kinds.pod_cpus import with_pods
 from agent.machine import Files, Machine
 from agent.report.names import RUN_FOLDER
 from agent.report.records import HOST, Change
@@ -86,10 +85,13 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
         return {}
     functions = functions_in_scope(machine.files, want, scope)
     irqs: dict[str, Any] = {
-        address: {target: _placeable(machine, pci) for target, pci in of_pf.items()}
+        address: {
+            target: () if is_passed_through(driver(machine.files, pci)) else function_irqs(machine, pci)
+            for target, pci in of_pf.items()
+        }
         for address, of_pf in functions.items()
     }
-    for target, cpus in with_pods(machine, want, functions).items():
+    for target, cpus in _of_pods(machine, want, functions).items():
         of_pf = irqs[device_of(target)]
         # If the kubelet does not say who has the VF, its interrupts stay where they are.
         there = frozenset(cpu for irq in of_pf[target] for cpu in irq.affinity) if cpus is None else cpus
@@ -97,6 +99,31 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     files = machine.files
     kept = Kept(_full(files), _managed(files), _parsed(read_or(files, PLACED, "")))
     return {**irqs, HOST: kept} if kept != NOTHING_KEPT else irqs
+
+
+def _of_pods(
+    machine: Machine, want: Wanted, functions: Mapping[str, Mapping[str, str]]
+) -> dict[str, frozenset[int] | None]:
+    """The CPUs that the pod of each VF with ``irqs_on_pod_cpus`` has for itself, by target; None: the kubelet does not say.
+
+    The kubelet tells both in one answer, which device and which CPUs a pod has, before the VF's netdev goes to the pod. An
+    annotation of the pod would need the API server, and a process of the pod in the netdev's namespace starts only later. A
+    kubelet that is stopped or has just started knows of no devices at all.
+    """
+    asked = {address: want.nics[address].vf_settings("irqs_on_pod_cpus") for address in functions}
+    away = {
+        target: pci
+        for address, of_pf in functions.items()
+        for target, pci in of_pf.items()
+        if asked[address].get(target) and is_away(machine.files, pci)
+    }
+    if not away:
+        return {}
+    try:
+        known = machine.kubelet.cpus()
+    except OSError:
+        known = {}
+    return {target: known.get(pci, frozenset()) if known else None for target, pci in away.items()}
 
 
 def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
@@ -157,10 +184,6 @@ def _full(files: Files) -> frozenset[int]:
 
 def _managed(files: Files) -> frozenset[str]:
     return frozenset(read_or(files, MANAGED, "").splitlines())
-
-
-def _placeable(machine: Machine, pci: str) -> tuple[Irq, ...]:
-    return () if is_passed_through(driver(machine.files, pci)) else function_irqs(machine, pci)
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
