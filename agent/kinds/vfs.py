@@ -59,8 +59,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         count = nic.vf_count()
         if state is None or count is None or count == state.count:
             continue
+        change = Change(NAME, address, "count", state.count, count)
         if address not in usable:
-            changes += _unseen(Change(NAME, address, "count", state.count, count), have)
+            changes += _unseen(change, have)
             continue
         if count > state.total:
             has, lower = f"{state.total} VFs at most", f"lower vfs.count to {state.total}"
@@ -71,13 +72,11 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 f"{lower}, or raise the limit in the NIC's firmware (Mellanox: SRIOV_EN, NUM_OF_VFS, set by the inventory's "
                 "key firmware)"
             )
-            change = Change(NAME, address, "count", state.count, count, blocker=blocker, remedy=remedy)
+            change = evolve(change, blocker=blocker, remedy=remedy)
         elif state.count:
-            change = Change(NAME, address, "count", state.count, count, Disruption.VF_RESET)
+            change = evolve(change, disruption=Disruption.VF_RESET)
         elif family_of(nic.function.driver).vf_count_flaps or state.ends_lag is not None:
-            change = Change(NAME, address, "count", state.count, count, Disruption.LINK_FLAP)
-        else:
-            change = Change(NAME, address, "count", state.count, count)
+            change = evolve(change, disruption=Disruption.LINK_FLAP)
         changes.append(change)
     return changes
 
