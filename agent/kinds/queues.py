@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
 from attrs import frozen
@@ -18,7 +18,7 @@ from agent.hardware.functions import NET, driver, function_of, is_away, netdev, 
 from agent.hardware.placement import from_mask, mask
 from agent.hardware.sysfs import names_in, numbered, parsed, read_or, whole
 from agent.kinds import Reading
-from agent.machine import Attributes, Files, Machine
+from agent.machine import Attributes, Files, Machine, Namespace
 from agent.report.records import Change
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges, parse_ranges
@@ -74,17 +74,11 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     for address, of_address in functions.items():
         queues[address] = {}
         paired = family_of(want.nics[address].function.driver).paired_queues
-        for target, pci in of_address.items():
+        for target in of_address:
             queues[address][target] = NONE
-            if (name := netdev(machine.files, pci)) is not None:
-                queues[address][target] = _read(machine.files, QUEUES.format(name=name), spec, paired)
-            elif pci in places:
-                try:
-                    with machine.namespaces.files(places[pci]) as files:
-                        if (name := netdev(files, pci)) is not None:
-                            queues[address][target] = _read(files, QUEUES.format(name=name), spec, paired)
-                except FileNotFoundError:
-                    continue  # the namespace is gone; an event follows when the netdev is back
+            # It may be in no namespace, or the namespace is gone; an event follows when the netdev is back.
+            with suppress(FileNotFoundError), _opened(machine, target, places) as (files, folder):
+                queues[address][target] = _read(files, folder, spec, paired)
     return queues
 
 
@@ -158,12 +152,15 @@ def write(machine: Machine, change: Change, table: Table) -> None:
 
 
 @contextmanager
-def _opened(machine: Machine, target: str) -> Iterator[tuple[Attributes, str]]:
+def _opened(
+    machine: Machine, target: str, places: Mapping[str, Namespace] | None = None
+) -> Iterator[tuple[Attributes, str]]:
+    """The files with a target's netdev, and the folder of its queues. ``places``: the namespaces, if they were searched."""
     pci = pci_of(machine.files, target)
     if (name := netdev(machine.files, pci)) is not None:
         yield machine.files, QUEUES.format(name=name)
         return
-    namespace = machine.namespaces.holding([pci]).get(pci)
+    namespace = (machine.namespaces.holding([pci]) if places is None else places).get(pci)
     if namespace is None:
         raise FileNotFoundError(
             errno.ENOENT, f"the netdev of {target} is in no network namespace that the agent can enter"
