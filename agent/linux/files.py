@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from agent.runtime import write_atomically
+
+
+@contextmanager
+def opened(path: str, flags: int = os.O_RDONLY, folder: int | None = None) -> Iterator[int]:
+    """The descriptor of a file for a `with` block; ``folder``: what the path is relative to."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def read_all(path: str, folder: int | None = None) -> str:
@@ -22,11 +34,8 @@ def read_all(path: str, folder: int | None = None) -> str:
 
 def write_all(path: str, text: str, folder: int | None = None) -> None:
     """Write in one call, to a file that is there."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
-    try:
+    with opened(path, os.O_WRONLY, folder) as descriptor:
         os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
 
 
 class LinuxFiles:
@@ -52,15 +61,9 @@ class LinuxFiles:
         return bool(os.stat(path).st_mode & 0o222)  # noqa: PTH116  as above
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(path) as descriptor:
             return os.pread(descriptor, size, offset)
-        finally:
-            os.close(descriptor)
 
     def write_at(self, path: str, offset: int, data: bytes) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
+        with opened(path, os.O_WRONLY) as descriptor:
             os.pwrite(descriptor, data, offset)
-        finally:
-            os.close(descriptor)

@@ -18,7 +18,7 @@ from pyroute2.netlink.rtnl import RTM_GETNSID
 from pyroute2.netlink.rtnl.nsidmsg import nsidmsg
 
 from agent.linux import mount
-from agent.linux.files import read_all, write_all
+from agent.linux.files import opened, read_all, write_all
 from agent.linux.messages import S32, U32, ask, attribute, attributes, decoder, layout, numbers
 from agent.machine import Attributes, Namespace
 
@@ -44,11 +44,9 @@ class LinuxNamespaces:
 
     def searchable(self) -> bool:
         if self._searchable is None:
-            try:
+            self._searchable = False
+            with suppress(OSError):
                 os.close(mount.detached("sysfs"))
-            except OSError:
-                self._searchable = False
-            else:
                 self._searchable = True
         return self._searchable
 
@@ -94,8 +92,8 @@ def inside(namespace: Namespace) -> Iterator[int]:
 
     :raises OSError: the other namespace is gone, or cannot be entered.
     """
-    with _opened(OWN) as own:
-        with _opened(namespace.path) as there:
+    with opened(OWN) as own:
+        with opened(namespace.path) as there:
             # Another process may have the number of this path by now, or another mount hides the one of the namespace.
             if os.fstat(there).st_ino != namespace.inode:
                 raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
@@ -104,15 +102,6 @@ def inside(namespace: Namespace) -> Iterator[int]:
             yield own
         finally:
             _return(own)
-
-
-@contextmanager
-def _opened(path: str, flags: int = 0, folder: int | None = None) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=folder)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _return(own: int) -> None:
@@ -159,7 +148,7 @@ def number(descriptor: int) -> int | None:
 
 def own_number() -> int | None:
     """The number that the thread's namespace has given to itself; None: it has given none, as is usual."""
-    with _opened(OWN) as own:
+    with opened(OWN) as own:
         return number(own)
 
 
@@ -216,7 +205,7 @@ class _Below:
                 mount.reconfigure(self._sysfs, "ro")
 
     def names(self, path: str) -> list[str]:
-        with _opened(self._path(path), os.O_DIRECTORY, self._sysfs) as folder:
+        with opened(self._path(path), os.O_DIRECTORY, self._sysfs) as folder:
             return sorted(os.listdir(folder))  # noqa: PTH208
 
     def target(self, path: str) -> str:
