@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from attrs import define
 
-from agent.linux.grpc import Schema, fields, numbers, strings
+from agent.linux.grpc import Schema, call, fields, numbers, strings
 from agent.report.names import KUBELET_FOLDERS
 
 SOCKETS = tuple(f"{folder}/pod-resources/kubelet.sock" for folder in KUBELET_FOLDERS)
@@ -111,7 +111,7 @@ def _response(path: str, timeout: float) -> bytes | None:
             if (connection := _connect(path, timeout)) is None:
                 return None
             with connection:
-                return _list(connection, timeout)
+                return call(connection, LIST, timeout)
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() >= deadline:
                 raise
@@ -129,13 +129,6 @@ def _connect(path: str, timeout: float) -> socket.socket | None:
             return None
         raise
     return connection
-
-
-def _list(connection: socket.socket, timeout: float) -> bytes:
-    # Imported here, since it takes a megabyte that a node without a kubelet need not spend.
-    from agent.linux import grpc
-
-    return grpc.call(connection, LIST, timeout)
 
 
 def _explain(path: str, error: OSError | ValueError) -> tuple[int, str]:
