@@ -61,14 +61,10 @@ def queue_users(ifindex: int, sockets: Iterable[tuple[int, QueueUser]]) -> tuple
 def users(queues: Iterable[bytes], sockets: Collection[QueueUser]) -> tuple[QueueUser, ...]:
     """The users in the entries of the dump, and these sockets."""
     known = {(user.queue, user.how) for user in sockets}
-    shown = {(number, how) for entry in queues for number, how in _taken(entry)} - known
+    taken = ((entry, kind) for entry in queues for kind, _ in attributes(entry, GENL.size) if kind in HOW)
+    shown = {(_numbers(entry, QUEUE_ID)[0], HOW[kind]) for entry, kind in taken} - known
     found = [*sockets, *(QueueUser(number, how) for number, how in shown)]
     return tuple(sorted(found, key=lambda user: (user.queue, user.how, user.socket)))
-
-
-def _taken(entry: bytes) -> list[tuple[int, str]]:
-    (number,) = _numbers(entry, QUEUE_ID)
-    return [(number, HOW[kind]) for kind, _ in attributes(entry, GENL.size) if kind in HOW]
 
 
 def _dumped(command: int, index: int, ifindex: int) -> list[bytes]:
