@@ -1,8 +1,9 @@
-"""Which processes have a device node open, by the rule of the agent (agent/linux/processes.py)."""
+"""Finds the processes that have a device node open, as the agent does (agent/linux/processes.py)."""
 
 # A process that ends meanwhile, and a pattern without nodes, are no errors.
 HOLDERS = """
-# Prints `PID NODE` for each: the root folder, and how the paths of the nodes begin, such as /dev/nvidia.
+# Prints `PID NODE` for each node that a process has open. Arguments: the root folder; how the paths of the nodes begin.
+# It searches twice: find and stat write to the same pipe, and each could break the lines of the other.
 holders() (
   {
     find -L "$1$2"* -type c -exec stat -L -c 'node %t:%T %n' {} + || true
@@ -21,6 +22,6 @@ holders() (
         pid = file; sub(/\\/fd\\/[0-9]+$/, "", pid); sub(/.*\\//, "", pid)
         if (index(name, prefix) == 1) print pid, name
       }
-    }' | sort -n -u
+    }' | sort -u
 )
 """

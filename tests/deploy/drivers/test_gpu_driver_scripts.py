@@ -28,8 +28,8 @@ def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
 
 def test_a_device_that_a_container_has_under_another_path_is_found_by_its_number(tmp_path: Path) -> None:
     """/dev/full stands for the GPU's node as the container has it. What the container calls /dev/zero is another device."""
+    (tmp_path / "dev").mkdir()
     for host, here in (("nvidia0", "full"), ("nvidia1", "zero"), ("zero", "null")):
-        (tmp_path / "dev").mkdir(exist_ok=True)
         (tmp_path / "dev" / host).symlink_to(f"/dev/{here}")
     process(tmp_path, 30, "python3", "/dev/full")
     process(tmp_path, 31, "bash", "/dev/null")

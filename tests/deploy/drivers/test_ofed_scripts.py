@@ -13,7 +13,7 @@ from tasks.drivers.ofed import mlnx_ofed, modules
 from tasks.drivers.ofed.users import USERS, OfedUsers
 from tasks.packages import holds
 from tasks.packages.dkms import Module
-from tests.deploy.scripts import ran, sh
+from tests.deploy.scripts import process, ran, sh
 from tests.stand_ins import program, text_file
 
 
@@ -83,11 +83,8 @@ def test_users_of_the_modules_are_named(root: Path) -> None:
         "10.0.0.1@o2ib:/b /scratch lustre rw 0 0\n"
         "10.0.0.1:/c /home nfs4 rw,proto=tcp 0 0\n"
     )
-    fd = root / "proc/42/fd"
-    fd.mkdir(parents=True)
-    (fd / "3").symlink_to("/dev/infiniband/uverbs0")
-    (fd / "4").symlink_to("/dev/null")
-    (root / "proc/42/comm").write_text("ib_write_bw\n")
+    opened = ("infiniband/uverbs0", "infiniband/uverbs1", "infiniband/uverbs0", "null")
+    process(root, 42, "ib_write_bw", *(f"/dev/{name}" for name in opened))
     assert users(root, "rdma_rxe") == [
         "nvidia_peermem: 2 in use (GPU memory that is registered)",
         "ib_iser: 1 in use (storage over RDMA)",
@@ -95,6 +92,7 @@ def test_users_of_the_modules_are_named(root: Path) -> None:
         "/data is mounted over RDMA",
         "/scratch is mounted over RDMA",
         "ib_write_bw (pid 42) has uverbs0 open",
+        "ib_write_bw (pid 42) has uverbs1 open",
     ]
 
 
