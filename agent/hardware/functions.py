@@ -240,11 +240,19 @@ def ifindexes(files: Files) -> dict[str, int]:
 
 
 def ifindex_of(files: Files, target: str) -> int:
-    """The index of the netdev that a target has now; raises like :func:`netdev_of`, and OSError if it is gone by then.
+    """The index of the netdev that a target has now; raises like :func:`netdev_of`.
 
     Most changes need only the index. Reading it from sysfs takes a twentieth of a link request, which lists a PF's VFs, too.
     """
-    path = f"{NET}/{netdev_of(files, target)}/ifindex"
+    return ifindex_named(files, netdev_of(files, target))
+
+
+def ifindex_named(files: Files, name: str) -> int:
+    """The index of a netdev in the host's network namespace.
+
+    :raises OSError: it is gone.
+    """
+    path = f"{NET}/{name}/ifindex"
     return parsed(int, files.read(path), path)
 
 

@@ -24,26 +24,38 @@ def _auxiliary(pci: str, names: list[str]) -> list[str]:
 
 def own_netdev(files: Files, pci: str) -> str | None:
     """The netdev of a function, or of its device on the virtio bus."""
-    of_parts = netdevs(files, pci).items()
-    return next((name for part, names in of_parts if not AUXILIARY.fullmatch(part) for name in names), None)
+    if (own := netdev(files, pci)) is not None:
+        return own
+    folder = f"{PCI}/{pci}"
+    of_virtio = _of_virtio(files, folder, names_in(files, folder)).values()
+    return next((name for names in of_virtio for name in names), None)
 
 
 def netdevs(files: Files, pci: str) -> dict[str, list[str]]:
     """The netdevs in the host's network namespace of a function and of its parts, which have the same port.
 
-    They are by the part's name, and the function's own by an empty one. A part without any has one elsewhere. virtio_net makes
-    the netdev for a virtio device. Of a vDPA device virtio_vdpa makes such a device, beside it (virtio_vdpa_probe,
-    drivers/virtio/virtio_vdpa.c).
+    The keys are the names of the parts; the function's own netdev has an empty key. The netdev of a part with an empty list is
+    in another network namespace.
     """
     own = netdev(files, pci)
     entries = names_in(files, f"{PCI}/{pci}")
     folders = {part: names_in(files, part) for part in _auxiliary(pci, entries)}
     found = {part: names_in(files, f"{part}/net") for part, names in folders.items() if _has_netdev(files, part, names)}
     for folder, names in ({f"{PCI}/{pci}": entries} | folders).items():
-        for child in virtio_children(names):
-            if target_of(files, f"{folder}/{child}/driver") == "virtio_net":
-                found[child] = names_in(files, f"{folder}/{child}/net")
+        found |= _of_virtio(files, folder, names)
     return {"": [] if own is None else [own]} | {part.rpartition("/")[2]: names for part, names in found.items()}
+
+
+def _of_virtio(files: Files, folder: str, names: list[str]) -> dict[str, list[str]]:
+    """The netdevs of the virtio devices in a folder with these names, by the device. virtio_net makes them.
+
+    Of a vDPA device virtio_vdpa makes a virtio device, beside it (virtio_vdpa_probe, drivers/virtio/virtio_vdpa.c).
+    """
+    return {
+        child: names_in(files, f"{folder}/{child}/net")
+        for child in virtio_children(names)
+        if target_of(files, f"{folder}/{child}/driver") == "virtio_net"
+    }
 
 
 def _has_netdev(files: Files, part: str, names: list[str]) -> bool:

@@ -63,11 +63,13 @@ def _natural(target: str) -> tuple[str, int]:
 def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
     """The CPUs that may serve each wanted PF and its VFs, by the PF's address."""
     nodes = {address: nic.function.numa_node for address, nic in want.nics.items()}
-    excluded = frozenset(parse_ranges(want.spec.irqs.exclude_cpus))
+    excluded = want.spec.irqs.exclude_cpus
     return have.memo.get(
         "pools",
         (nodes, excluded, have.topology),
-        lambda: {address: pool(have.topology, node, excluded) for address, node in nodes.items()},
+        lambda: {
+            address: pool(have.topology, node, frozenset(parse_ranges(excluded))) for address, node in nodes.items()
+        },
     )
 
 

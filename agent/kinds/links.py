@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from agent.driver_families import family_of, is_passed_through
 from agent.hardware.bonds import is_ipoib
-from agent.hardware.functions import NET, device_path, driver, has_netdev, ifindex_of, netdev, netdev_of, pci_of
+from agent.hardware.functions import NET, device_path, driver, has_netdev, ifindex_named, netdev, netdev_of, pci_of
 from agent.hardware.sysfs import names_in
 from agent.hardware.udev import initialised
 from agent.kinds import Reading
@@ -254,7 +254,7 @@ def arranged(changes: list[Change]) -> list[Change]:
 def apply(machine: Machine, change: Change) -> None:
     """Set one value of a netdev. It is looked up by its PCI address again, since names and indexes change."""
     name = netdev_of(machine.files, change.target)
-    index = ifindex_of(machine.files, change.target)
+    index = ifindex_named(machine.files, name)
     if change.field == "mtu":
         _set_mtu(machine, name, index, change.number)
     elif change.field == "txqueuelen":
