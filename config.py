@@ -25,5 +25,6 @@ config.CONNECT_TIMEOUT = 20
 # The login user uploads files there. pyinfra would ask root's environment, which may have root's own folder (pam_tmpdir(8)).
 config.TEMP_DIR = "/tmp"  # noqa: S108  what this means is in docs/security.md
 
+# Before the options are checked, since it also replaces how pyinfra shows an error.
 replacements.replace()
 questions.check_options()

@@ -62,7 +62,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
         # A file of its own: no link that somebody has put there is followed, and nobody has it open before it has its mode.
         beside.unlink(missing_ok=True)
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        # Whatever the locale; and a file's name that is no UTF-8 is written as it is.
+        # UTF-8 in each locale. The name of a file that is not UTF-8 keeps its bytes.
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             os.fchmod(file.fileno(), mode)  # whatever the umask
             file.write(text)

@@ -59,7 +59,7 @@ class Maintenance:
     maintenance, if it is not this command; then only records with these words are resumed. ``conditions``: those that a node
     must have to be uncordoned. ``boot_id``: see :func:`unready`. ``nic``: the only NIC to change; then its devices are tainted,
     and no node is cordoned. ``since``: when this run began, which tells its records from others.
-    ``_written``: the nodes whose record this run or, in a deploy, an earlier step has written, so this user may do that.
+    ``_written``: the nodes whose record this run, or an earlier step of the same deploy, has written. This user may write them.
     """
 
     api: Api

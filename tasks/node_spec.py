@@ -204,7 +204,7 @@ def _describe(change: Change) -> str:
 
 
 def _repeated_priorities(spec: NodeSpec) -> list[str]:
-    """A warning for each list of priorities that may be mlnx_qos's `0,0,0,1,0,0,0,0`, which means 3 there."""
+    """Warnings of priorities that are written as for mlnx_qos. There `0,0,0,1,0,0,0,0` means priority 3."""
     given = (
         (f"nics[{number}].roce.{key}", getattr(nic.roce, key) or "")
         for number, nic in enumerate(spec.nics)

@@ -26,8 +26,9 @@ CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
 NO_NETDEVS: Mapping[int, str] = MappingProxyType({})
 
 RAW = "raw packets"
-# How the rates of faster ports end: of drivers that call ib_get_eth_speed (before Linux 6.6; later if they name no lanes, or
-# lanes of 200 Gbit/s), of mlx5, and of bnxt_re in Linux 6.3, which asked once, perhaps with the link down (bnxt_re_ib_init).
+# A rate with one of these ends may be wrong: the port may be faster. The first is of drivers that call ib_get_eth_speed (before
+# Linux 6.6; later if they name no lanes), the second of mlx5. The third is of lanes of 200 Gbit/s, which have no word
+# (ib_get_width_and_speed), and of bnxt_re in Linux 6.3, which asked once, perhaps with the link down (bnxt_re_ib_init).
 GUESSED = ("100 Gb/sec (4X EDR)", "40 Gb/sec (4X QDR)", "X SDR)")
 Family = Literal["IPv4", "IPv6"]
 # 169.254.0.0/16 and fe80::/10

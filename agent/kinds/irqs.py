@@ -104,7 +104,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
 def _of_pods(
     machine: Machine, want: Wanted, functions: Mapping[str, Mapping[str, str]]
 ) -> dict[str, frozenset[int] | None]:
-    """The CPUs that the pod of each VF with ``irqs_on_pod_cpus`` has for itself, by target; None: the kubelet does not say.
+    """By target, for each VF with ``irqs_on_pod_cpus``: the CPUs that its pod has for itself; None: the kubelet does not say.
 
     The kubelet tells both in one answer, which device and which CPUs a pod has, before the VF's netdev goes to the pod. An
     annotation of the pod would need the API server, and a process of the pod in the netdev's namespace starts only later. A

@@ -173,7 +173,7 @@ def _plain(kind: Any) -> Any:
 
 
 def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The remedy for an unknown name, also in capitals: the known one that looks like it, or else another text."""
+    """The remedy for an unknown name: the known one that looks like it, capitals or not; without one, ``otherwise``."""
     import difflib  # a worker with a good spec does without its memory
 
     near = difflib.get_close_matches(name.lower(), list(known), n=1)

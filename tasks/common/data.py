@@ -146,7 +146,7 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
 
 @cache
 def _meant(key: str) -> str:
-    """The remedy for an unknown key. Keys of connectors other than ssh resemble nothing that an operator means."""
+    """The remedy for an unknown key. Of the keys of connectors it suggests only those of ssh."""
     if key.lower() in fields_dict(Nic):
         return "it is a key of an entry of nics; give it there"
     known = {*_own_keys(), *SSHConnector.data_meta, *({f"_{key}"} & {*pyinfra_arguments()})}

@@ -291,7 +291,7 @@ def test_a_rail_that_flaps_is_quarantined_until_its_probation(rails: Rails) -> N
     bad, _ = rails.node.machine.nics
     devices, before = rails.devices(bad), spec(rails.node)
     wanted = spec(rails.node)
-    # Probation ends with the spec of before, however slow this machine is.
+    # A slow machine must not miss the probation: it lasts until the former spec is given back.
     wanted["readiness"]["flaps"] |= {"losses": 3, "probation": 86400}
 
     def state() -> str:

@@ -1,4 +1,4 @@
-"""What commits of the kernel changed in the answers that the agent reads."""
+"""The agent reads what the kernel answers before and after certain commits of it."""
 
 import struct
 
@@ -42,7 +42,7 @@ def test_the_threads_of_a_core_are_known_by_the_older_name_of_their_file(names: 
     ],
 )
 def test_a_roce_port_with_lanes_of_200_gigabits_has_the_rate_of_its_netdev(rate: str, speed: str, reason: str) -> None:
-    """The kernel has no word for such a lane and reports the slowest one (ib_get_width_and_speed, verbs.c)."""
+    """The kernel has no word for such lanes, and prints the word of the slowest (ib_get_width_and_speed, verbs.c)."""
     kernel = two_nics()
     kernel.rdma.add(PF0, "bnxt_re0", NAME0, rate=rate)
     kernel.tree.put(f"/sys/class/net/{NAME0}/speed", speed)
