@@ -30,8 +30,12 @@ done
 ENABLE = f'{LINKS}systemctl enable --quiet "$1"\n'
 """A script that makes the links that are missing, and enables the unit $1."""
 
-RELOAD = f"{LINKS}systemctl daemon-reload\n"
-"""A script that makes the links that are missing, and has systemd read its units again."""
+RELOAD = f"{LINKS}sync -f /etc\nsystemctl daemon-reload\n"
+"""A script that makes the links that are missing, and has systemd read its units again.
+
+It first flushes the units to the disk. The kernel may take half a minute for that, and a power cut before would leave them
+empty. systemd takes an empty unit for a masked one, which never starts.
+"""
 
 # For a unit that is gone, as with its package, try-restart ends with an error.
 RESTART = """

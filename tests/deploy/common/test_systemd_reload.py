@@ -115,6 +115,14 @@ def test_links_that_systemd_needs_are_made_before_the_reload(tmp_path: Path, for
         assert (tmp_path / "dev/char/238:1").readlink() == Path("../nvidia-caps/nvidia-cap1")
 
 
+def test_units_are_on_the_disk_before_systemd_reads_them(tmp_path: Path) -> None:
+    """After a power cut systemd would take an empty unit for a masked one."""
+    for name in ("sync", "systemctl"):
+        program(tmp_path / "bin" / name, f'echo {name} "$@" >> {tmp_path}/asked')
+    sh(systemd_reload.RELOAD, programs=tmp_path / "bin")
+    assert (tmp_path / "asked").read_text() == "sync -f /etc\nsystemctl daemon-reload\n"
+
+
 INSTALLING = [vendor_repository._APT, vendor_repository._DNF, erdma._INSTALL, mlnx_ofed._INSTALL]
 
 
